@@ -6,24 +6,30 @@
 
 #include "shm_proto/base/units.h"
 
-// The messages on the daemon's control socket (SOCK_SEQPACKET): one fixed-size struct a packet, little endian, padding
-// zero. A request carries the client's own number, which its answer echoes. Whatever is truncated, oversized, unknown or
-// out of range is answered with kError and, where the state is unclear, ends the connection.
+// The messages on the daemon's control socket (SOCK_SEQPACKET): one fixed-size struct a packet,
+// little endian, padding zero. A request carries the client's own number, which its answer echoes.
+// Whatever is truncated, oversized, unknown or out of range is answered with kError and, where the
+// state is unclear, ends the connection.
 //
 // Attach:        kAttach -> kAttached.
-// Channel:       kOpenChannel -> kChannelOpened. Its rings come later, one pair per I/O thread, on first use.
-// Memory:        kRegion (with its memfd; a ring pair also brings its doorbell) -> client maps it -> kMapped -> the daemon
-//                seals the memfd and only then uses it. A region is an extent of the pool or a ring pair.
-// Send memory:   kGrow -> [kRegion -> kMapped ->] kBlocks. kShrink gives blocks back; when a whole extent is unused the
+// Channel:       kOpenChannel -> kChannelOpened. Its rings come later, one pair per I/O thread, on
+// first use. Memory:        kRegion (with its memfd; a ring pair also brings its doorbell) ->
+// client maps it -> kMapped -> the daemon
+//                seals the memfd and only then uses it. A region is an extent of the pool or a ring
+//                pair.
+// Send memory:   kGrow -> [kRegion -> kMapped ->] kBlocks. kShrink gives blocks back; when a whole
+// extent is unused the
 //                daemon sends kUnmap -> client unmaps -> kUnmapped.
-// Sockets:       kListen -> kListening. kConnect -> [kRegion -> kMapped ->] CompletionOp::kConnected in the ring, or
+// Sockets:       kListen -> kListening. kConnect -> [kRegion -> kMapped ->]
+// CompletionOp::kConnected in the ring, or
 //                kConnectFailed here when there is no ring to put it in.
 namespace sluice::control {
 
 constexpr uint32_t kMagic = 0x31434c53;  // "SLC1"
 constexpr uint16_t kVersionMin = 1;      // The oldest protocol this build still speaks.
 constexpr uint16_t kVersionMax = 1;
-constexpr uint64_t kBlockBytes = 4 * kMiB;  // What a pool is cut into and what is registered with a NIC.
+constexpr uint64_t
+    kBlockBytes = 4 * kMiB;  // What a pool is cut into and what is registered with a NIC.
 constexpr uint32_t kMaxHostBytes = 256;
 constexpr uint32_t kMaxNameBytes = 64;
 constexpr uint32_t kMaxTextBytes = 256;
@@ -74,10 +80,11 @@ struct Attached {
   Header header;
   uint16_t version;
   uint16_t io_threads;
-  uint32_t client;               // The daemon's number for this client.
-  uint64_t instance;             // This run of the daemon: changes with every start.
-  uint64_t pool_reserve_bytes;   // Address space to reserve: pool offsets stay below it. Equals the quota.
-  uint64_t max_message_bytes;    // Larger sends are refused.
+  uint32_t client;              // The daemon's number for this client.
+  uint64_t instance;            // This run of the daemon: changes with every start.
+  uint64_t pool_reserve_bytes;  // Address space to reserve: pool offsets stay below it. Equals the
+                                // quota.
+  uint64_t max_message_bytes;   // Larger sends are refused.
   uint32_t max_channels;
   uint32_t max_sockets;
 };
@@ -85,7 +92,7 @@ struct Attached {
 // An answer to a request that was refused.
 struct ErrorReply {
   Header header;
-  int32_t error;  // errno value.
+  int32_t error;         // errno value.
   uint16_t version_min;  // Of the daemon, so that a version mismatch names both.
   uint16_t version_max;
   char text[kMaxTextBytes];
@@ -93,7 +100,8 @@ struct ErrorReply {
 
 struct OpenChannel {
   Header header;
-  uint32_t channel;        // The client's own number, unique among its channels, below Attached::max_channels.
+  // The client's own number, unique among its channels, below Attached::max_channels.
+  uint32_t channel;
   uint32_t ring_capacity;  // Entries of each ring; a power of two in [16, 65536].
 };
 
@@ -114,13 +122,14 @@ enum class RegionKind : uint32_t { kExtent = 1, kRingPair = 2 };
 // Descriptors passed along: kExtent [memfd]; kRingPair [memfd, doorbell].
 struct Region {
   Header header;
-  uint32_t region;       // The daemon's number for it, echoed by kMapped.
+  uint32_t region;  // The daemon's number for it, echoed by kMapped.
   RegionKind kind;
-  uint64_t bytes;        // Size of the memfd; map exactly this, at offset 0, shared, read and write.
+  uint64_t bytes;  // Size of the memfd; map exactly this, at offset 0, shared, read and write.
   uint64_t pool_offset;  // kExtent: where in the reserved range to map it.
   uint32_t channel;      // kRingPair.
   uint32_t io_thread;    // kRingPair.
-  uint32_t capacity;     // kRingPair: entries of each ring. Submission ring at 0, completion ring at RingBytes(capacity).
+  uint32_t capacity;  // kRingPair: entries of each ring. Submission ring at 0, completion ring at
+                      // RingBytes(capacity).
   uint32_t unused;
 };
 
@@ -182,7 +191,8 @@ struct Connect {
   uint64_t token;  // Echoed in CompletionOp::kConnected.
   uint32_t channel;
   uint32_t service;
-  char host[kMaxHostBytes];  // Name or address of the peer's host, optionally with ":port" of its daemon; zero-terminated.
+  char host[kMaxHostBytes];  // Name or address of the peer's host, optionally with ":port" of its
+                             // daemon; zero-terminated.
 };
 
 struct ConnectFailed {
@@ -202,7 +212,8 @@ struct Detached {
 };
 
 static_assert(sizeof(Header) == 16 && std::is_trivially_copyable_v<Header>);
-static_assert(sizeof(Attach) == 88 && sizeof(Attached) == 56 && sizeof(ErrorReply) == 280 && sizeof(Region) == 56 &&
-              sizeof(Connect) == 288 && sizeof(ConnectFailed) == 288 && sizeof(Detached) == 280);
+static_assert(sizeof(Attach) == 88 && sizeof(Attached) == 56 && sizeof(ErrorReply) == 280 &&
+              sizeof(Region) == 56 && sizeof(Connect) == 288 && sizeof(ConnectFailed) == 288 &&
+              sizeof(Detached) == 280);
 
 }  // namespace sluice::control

@@ -9,16 +9,20 @@ namespace sluice {
 
 // What a client asks for. A descriptor whose op is none of these is answered as a failed operation.
 enum class SubmitOp : uint8_t {
-  kSend = 1,   // Send a message on `socket`; completes with CompletionOp::kSent carrying the same token.
-  kFree = 2,   // Give received buffers back: inline_bytes / 8 pool offsets in `free_offsets`. No completion.
+  kSend = 1,   // Send a message on `socket`; completes with CompletionOp::kSent carrying the same
+               // token.
+  kFree = 2,   // Give received buffers back: inline_bytes / 8 pool offsets in `free_offsets`. No
+               // completion.
   kClose = 3,  // Close `socket`; completes with CompletionOp::kClosed.
 };
 
 // What the daemon tells a client.
 enum class CompletionOp : uint8_t {
   kSent = 1,       // The send with this token is over: `result.outcome`, `result.error`.
-  kMessage = 2,    // A message came in on `socket`: inline, or in the pool at `region`. The client owns that buffer now.
-  kConnected = 3,  // The connect with this token is over; on success `socket` is its name from now on.
+  kMessage = 2,    // A message came in on `socket`: inline, or in the pool at `region`. The client
+                   // owns that buffer now.
+  kConnected = 3,  // The connect with this token is over; on success `socket` is its name from now
+                   // on.
   kAccepted = 4,   // A peer's application connected to listener `token`: `socket` is new.
   kClosed = 5,     // `socket` is gone; nothing comes for it any more.
 };
@@ -32,13 +36,15 @@ enum class Outcome : uint32_t {
 
 enum DescriptorFlags : uint8_t {
   kFlagInline = 1,    // The payload is `inline_data`, not `region`.
-  kFlagDegraded = 2,  // kConnected, kAccepted: the engine runs on TCP although RDMA is configured (`degraded_tcp`).
+  kFlagDegraded = 2,  // kConnected, kAccepted: the engine runs on TCP although RDMA is configured
+                      // (`degraded_tcp`).
 };
 
 constexpr size_t kInlineBytes = 40;
 constexpr size_t kFreesPerDescriptor = kInlineBytes / sizeof(uint64_t);
 
-// One cache line, the same shape in both directions. All fields come from the other side and are checked after copying.
+// One cache line, the same shape in both directions. All fields come from the other side and are
+// checked after copying.
 struct alignas(64) Descriptor {
   uint8_t op;             // SubmitOp or CompletionOp.
   uint8_t flags;          // DescriptorFlags.
@@ -54,8 +60,8 @@ struct alignas(64) Descriptor {
       uint64_t unused[3];
     } region;
     struct {
-      uint32_t outcome;  // Outcome.
-      int32_t error;     // 0 or an errno value saying why.
+      uint32_t outcome;            // Outcome.
+      int32_t error;               // 0 or an errno value saying why.
       uint32_t peer_ipv4_or_zero;  // kAccepted: for display only.
       uint32_t service;            // kAccepted: the listener's service.
       uint64_t unused[3];

@@ -13,8 +13,9 @@ namespace {
 
 using Words = std::array<uint64_t, sizeof(Descriptor) / sizeof(uint64_t)>;
 
-// Entries are copied word by word with relaxed atomics: the other side may be hostile and write at any moment, so a plain
-// copy would be a data race that the compiler may read twice. Order comes from the indices alone.
+// Entries are copied word by word with relaxed atomics: the other side may be hostile and write at
+// any moment, so a plain copy would be a data race that the compiler may read twice. Order comes
+// from the indices alone.
 void CopyOut(const std::byte* shared, Descriptor& item) {
   Words words;
   auto* source = reinterpret_cast<uint64_t*>(const_cast<std::byte*>(shared));
@@ -54,9 +55,11 @@ RingProducer::RingProducer(RingMemory ring)
 
 uint32_t RingProducer::Free() {
   if (tail_ - cached_head_ == ring_.capacity) {
-    // Acquire pairs with the release in RingConsumer::Release(): its reads of the entry are over before we overwrite it.
+    // Acquire pairs with the release in RingConsumer::Release(): its reads of the entry are over
+    // before we overwrite it.
     const uint32_t head = ring_.header()->head.load(std::memory_order_acquire);
-    // A head outside [tail - capacity, tail] is the other side's mischief: keep the last good one, the ring is just full.
+    // A head outside [tail - capacity, tail] is the other side's mischief: keep the last good one,
+    // the ring is just full.
     if (tail_ - head <= ring_.capacity) cached_head_ = head;
   }
   return ring_.capacity - (tail_ - cached_head_);
@@ -72,13 +75,16 @@ bool RingProducer::Stage(const Descriptor& item) {
 bool RingProducer::Publish() {
   if (published_ == tail_) return false;
   published_ = tail_;
-  // Release pairs with the acquire in RingConsumer::Available(): whoever sees the index sees the entries.
+  // Release pairs with the acquire in RingConsumer::Available(): whoever sees the index sees the
+  // entries.
   ring_.header()->tail.store(tail_, std::memory_order_release);
-  // Store-load fence; pairs with the fence in RingConsumer::Arm(). Either the consumer sees our new index in its last look
-  // before it sleeps, or we see its flag. Without both fences each could miss the other and the message would wait.
+  // Store-load fence; pairs with the fence in RingConsumer::Arm(). Either the consumer sees our new
+  // index in its last look before it sleeps, or we see its flag. Without both fences each could
+  // miss the other and the message would wait.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (ring_.header()->consumer_sleeping.load(std::memory_order_relaxed) == 0) return false;
-  // Relaxed: only an optimisation, so that one sleep gets one doorbell; a lost race rings twice, which does no harm.
+  // Relaxed: only an optimisation, so that one sleep gets one doorbell; a lost race rings twice,
+  // which does no harm.
   ring_.header()->consumer_sleeping.store(0, std::memory_order_relaxed);
   return true;
 }

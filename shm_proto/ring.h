@@ -10,12 +10,14 @@
 
 namespace sluice {
 
-// The shared part of one single-producer single-consumer ring: two indices and a flag, each on its own cache line, then
-// the entries. The indices count for ever and wrap at 2^32; only differences of them mean anything.
+// The shared part of one single-producer single-consumer ring: two indices and a flag, each on its
+// own cache line, then the entries. The indices count for ever and wrap at 2^32; only differences
+// of them mean anything.
 struct RingHeader {
-  alignas(64) std::atomic<uint32_t> tail;               // Written by the producer: entries published so far.
-  alignas(64) std::atomic<uint32_t> head;               // Written by the consumer: entries consumed so far.
-  alignas(64) std::atomic<uint32_t> consumer_sleeping;  // 1: the consumer wants a doorbell after the next publication.
+  alignas(64) std::atomic<uint32_t> tail;  // Written by the producer: entries published so far.
+  alignas(64) std::atomic<uint32_t> head;  // Written by the consumer: entries consumed so far.
+  alignas(64) std::atomic<uint32_t> consumer_sleeping;  // 1: the consumer wants a doorbell after
+                                                        // the next publication.
 };
 static_assert(sizeof(RingHeader) == 192);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -25,19 +27,21 @@ constexpr size_t RingBytes(uint32_t capacity) {
   return RoundUp(sizeof(RingHeader), 256) + size_t{capacity} * sizeof(Descriptor);
 }
 
-// Where a ring lies in this process. Base and capacity are private to each side: nothing in shared memory can move them.
+// Where a ring lies in this process. Base and capacity are private to each side: nothing in shared
+// memory can move them.
 struct RingMemory {
   std::byte* base;
   uint32_t capacity;
 
   RingHeader* header() const { return reinterpret_cast<RingHeader*>(base); }
   std::byte* entry(uint32_t index) const {
-    return base + RoundUp(sizeof(RingHeader), 256) + size_t{index & (capacity - 1)} * sizeof(Descriptor);
+    return base + RoundUp(sizeof(RingHeader), 256) +
+           size_t{index & (capacity - 1)} * sizeof(Descriptor);
   }
 };
 
-// Done once by the creator, before the other side sees the memory. `start` is where both indices begin: anything works,
-// tests begin just below 2^32.
+// Done once by the creator, before the other side sees the memory. `start` is where both indices
+// begin: anything works, tests begin just below 2^32.
 void InitializeRing(RingMemory ring, uint32_t start);
 
 // The writing side.
@@ -47,12 +51,13 @@ class RingProducer {
  public:
   explicit RingProducer(RingMemory ring);
 
-  uint32_t Free();                    // Entries that Stage() takes now. 0 too when the consumer's index makes no sense.
-  bool Stage(const Descriptor& item); // Writes one entry without showing it; false: full.
+  // Entries that Stage() takes now. 0 too when the consumer's index makes no sense.
+  uint32_t Free();
+  bool Stage(const Descriptor& item);  // Writes one entry without showing it; false: full.
   uint32_t staged() const { return tail_ - published_; }
 
-  // Shows everything staged. True: the consumer sleeps and must be woken by a doorbell; the flag is taken, so that one
-  // sleep gets one doorbell.
+  // Shows everything staged. True: the consumer sleeps and must be woken by a doorbell; the flag is
+  // taken, so that one sleep gets one doorbell.
   bool Publish();
 
  private:
@@ -69,12 +74,14 @@ class RingConsumer {
  public:
   explicit RingConsumer(RingMemory ring);
 
-  uint32_t Available();          // Entries that Pop() gives now; 0 when broken().
-  bool Pop(Descriptor& item);    // Copies the next entry; false: empty or broken.
-  void Release();                // Lets the producer reuse everything popped so far.
-  bool broken() const { return broken_; }  // tail - head > capacity was seen: the other side is broken or hostile.
+  uint32_t Available();        // Entries that Pop() gives now; 0 when broken().
+  bool Pop(Descriptor& item);  // Copies the next entry; false: empty or broken.
+  void Release();              // Lets the producer reuse everything popped so far.
+  // tail - head > capacity was seen: the other side is broken or hostile.
+  bool broken() const { return broken_; }
 
-  // Before sleeping: Arm(), then Available() once more, then sleep only if that is 0. Disarm() after waking.
+  // Before sleeping: Arm(), then Available() once more, then sleep only if that is 0. Disarm()
+  // after waking.
   void Arm();
   void Disarm();
 

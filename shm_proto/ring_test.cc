@@ -51,7 +51,8 @@ TEST_P(RingWrap, GivesEveryEntryOnceAndInOrder) {
   EXPECT_FALSE(consumer.broken());
 }
 
-INSTANTIATE_TEST_SUITE_P(AroundWrap, RingWrap, testing::Values(0u, 0x7ffffff8u, 0xfffffff0u, 0xffffffffu));
+INSTANTIATE_TEST_SUITE_P(AroundWrap, RingWrap,
+                         testing::Values(0u, 0x7ffffff8u, 0xfffffff0u, 0xffffffffu));
 
 TEST(Ring, TakesExactlyItsCapacity) {
   TestRing ring(16, 0xfffffff8u);

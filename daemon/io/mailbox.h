@@ -14,8 +14,8 @@
 
 namespace sluice::io {
 
-// A queue into one thread from the others; its descriptor becomes readable while something is in it. Off the data path, so
-// a mutex serves. Thread: Post() any, the rest the owner.
+// A queue into one thread from the others; its descriptor becomes readable while something is in
+// it. Off the data path, so a mutex serves. Thread: Post() any, the rest the owner.
 template <typename Message>
 class Mailbox {
  public:

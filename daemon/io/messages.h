@@ -12,15 +12,18 @@
 #include "shm_proto/base/fd.h"
 #include "shm_proto/ring.h"
 
-// What the control thread and an I/O thread say to each other. Setting up, tearing down and looking only: no message's
-// data ever takes this way. Each I/O thread has one mailbox, the control thread has one.
+// What the control thread and an I/O thread say to each other. Setting up, tearing down and looking
+// only: no message's data ever takes this way. Each I/O thread has one mailbox, the control thread
+// has one.
 namespace sluice::io {
 
 using ClientId = uint32_t;
 
-// --- control thread -> I/O thread ---------------------------------------------------------------------------------
+// --- control thread -> I/O thread
+// ---------------------------------------------------------------------------------
 
-// A client this thread has not met yet. The pool is one contiguous range of addresses, of which extents come and go.
+// A client this thread has not met yet. The pool is one contiguous range of addresses, of which
+// extents come and go.
 struct AddClient {
   ClientId client;
   std::byte* pool_base;
@@ -28,7 +31,8 @@ struct AddClient {
   std::string name;
 };
 
-// An extent of the client's pool, mapped, sealed and registered: descriptors may point into it from now on.
+// An extent of the client's pool, mapped, sealed and registered: descriptors may point into it from
+// now on.
 struct AddExtent {
   ClientId client;
   uint64_t pool_offset;
@@ -42,8 +46,8 @@ struct RemoveExtent {
   uint64_t bytes;
 };
 
-// Answers NeedReceiveBlocks: these blocks of the pool are this thread's to receive into. bytes == 0: denied for now
-// (quota or memory); the thread asks again after something was freed.
+// Answers NeedReceiveBlocks: these blocks of the pool are this thread's to receive into. bytes ==
+// 0: denied for now (quota or memory); the thread asks again after something was freed.
 struct AddReceiveBlocks {
   ClientId client;
   uint64_t pool_offset;
@@ -65,8 +69,8 @@ struct RemovePort {
   uint32_t channel;
 };
 
-// The client is gone: everything of it is closed. Answered by ClientRemoved once nothing, not even a transfer under way,
-// touches its memory.
+// The client is gone: everything of it is closed. Answered by ClientRemoved once nothing, not even
+// a transfer under way, touches its memory.
 struct RemoveClient {
   ClientId client;
 };
@@ -84,8 +88,9 @@ struct PathUp {
   SessionParameters session;
 };
 
-// No connection could be made; the control thread goes on trying. Sockets that wait fail with this reason when their time
-// is up, or at once if `definite` (the name does not exist, the peer refuses us).
+// No connection could be made; the control thread goes on trying. Sockets that wait fail with this
+// reason when their time is up, or at once if `definite` (the name does not exist, the peer refuses
+// us).
 struct PathFailed {
   PeerId peer;
   bool definite;
@@ -124,23 +129,28 @@ struct Configure {
   uint64_t spin_ns;  // kAdaptive: how long to look for work before sleeping.
 };
 
-// Says goodbye to every peer, so that both sides' operations end well; then answers Stopped and ends the thread's loop.
+// Says goodbye to every peer, so that both sides' operations end well; then answers Stopped and
+// ends the thread's loop.
 struct Stop {
   uint64_t deadline_ns;  // CLOCK_MONOTONIC; what is not over then ends as UNKNOWN.
 };
 
 struct ThreadSnapshot;
-// Fill in what this thread knows and hand it back (called on the I/O thread; `done` must only pass it on).
+// Fill in what this thread knows and hand it back (called on the I/O thread; `done` must only pass
+// it on).
 struct Query {
   std::function<void(ThreadSnapshot)> done;
 };
 
-using ToIo = std::variant<AddClient, AddExtent, RemoveExtent, AddReceiveBlocks, AddPort, RemovePort, RemoveClient, AddPeer,
-                          PathUp, PathFailed, OpenSocket, AcceptSocket, RefuseSocket, Configure, Stop, Query>;
+using ToIo = std::variant<AddClient, AddExtent, RemoveExtent, AddReceiveBlocks, AddPort, RemovePort,
+                          RemoveClient, AddPeer, PathUp, PathFailed, OpenSocket, AcceptSocket,
+                          RefuseSocket, Configure, Stop, Query>;
 
-// --- I/O thread -> control thread ---------------------------------------------------------------------------------
+// --- I/O thread -> control thread
+// ---------------------------------------------------------------------------------
 
-// A peer's application wants a socket to a service of this node. Answer with AcceptSocket or RefuseSocket.
+// A peer's application wants a socket to a service of this node. Answer with AcceptSocket or
+// RefuseSocket.
 struct IncomingSocket {
   uint32_t io_thread;
   PeerId peer;
@@ -187,7 +197,8 @@ struct ClientBroken {
   std::string reason;
 };
 
-// The path is gone: dial again. With session_over the session died too (sockets are closed, owners told).
+// The path is gone: dial again. With session_over the session died too (sockets are closed, owners
+// told).
 struct PathLost {
   uint32_t io_thread;
   PeerId peer;
@@ -207,10 +218,12 @@ struct Stopped {
   uint32_t io_thread;
 };
 
-using FromIo = std::variant<IncomingSocket, NeedReceiveBlocks, ReceiveBlocksIdle, ExtentReleased, PortRemoved, ClientRemoved,
-                            ClientBroken, PathLost, SocketGone, Stopped>;
+using FromIo = std::variant<IncomingSocket, NeedReceiveBlocks, ReceiveBlocksIdle, ExtentReleased,
+                            PortRemoved, ClientRemoved, ClientBroken, PathLost, SocketGone,
+                            Stopped>;
 
-// --- what Query returns -------------------------------------------------------------------------------------------
+// --- what Query returns
+// -------------------------------------------------------------------------------------------
 
 struct EngineSnapshot {
   PeerId peer = 0;
@@ -239,7 +252,8 @@ struct SocketSnapshot {
   uint32_t channel = 0;
   uint16_t service = 0;
   std::string state;  // "opening", "open", "closing"
-  uint64_t queued_messages = 0, sent_messages = 0, received_messages = 0, sent_bytes = 0, received_bytes = 0;
+  uint64_t queued_messages = 0, sent_messages = 0, received_messages = 0, sent_bytes = 0,
+           received_bytes = 0;
 };
 
 struct PortSnapshot {

@@ -8,23 +8,30 @@
 
 #include "shm_proto/base/result.h"
 
-// What the engine sees of a network: reliable connected queue pairs in the sense of verbs' RC service. TCP, the in-process
-// loop and the simulated NIC implement the same contract, and one conformance suite holds them to it:
+// What the engine sees of a network: reliable connected queue pairs in the sense of verbs' RC
+// service. TCP, the in-process loop and the simulated NIC implement the same contract, and one
+// conformance suite holds them to it:
 //
-// - A SEND consumes one posted receive of the peer, in order; its bytes are whole or not there at all.
-// - A WRITE lands in memory the peer exposed; the peer's program is not told. A WRITE_WITH_IMM also consumes a posted
+// - A SEND consumes one posted receive of the peer, in order; its bytes are whole or not there at
+// all.
+// - A WRITE lands in memory the peer exposed; the peer's program is not told. A WRITE_WITH_IMM also
+// consumes a posted
 //   receive and completes there, after the bytes of every WRITE posted before it are visible.
-// - Completions of one queue pair's sends come in posting order. An unsignalled request is done once a later signalled one
+// - Completions of one queue pair's sends come in posting order. An unsignalled request is done
+// once a later signalled one
 //   completes.
-// - Memory of a request belongs to the transport until its completion was polled or the QueuePair object is destroyed.
-// - After an error every outstanding request completes with kFlushed, then comes one kDisconnected and nothing more.
+// - Memory of a request belongs to the transport until its completion was polled or the QueuePair
+// object is destroyed.
+// - After an error every outstanding request completes with kFlushed, then comes one kDisconnected
+// and nothing more.
 //   Of a completion that is not kOk only id, queue-pair context, kind and status mean anything.
 namespace sluice::transport {
 
 constexpr size_t kMaxSegments = 16;  // Pieces of local memory in one send request.
 constexpr size_t kMaxSlices = 16;    // Regions that one landing buffer may span.
 
-// A piece of local memory. `local_key` is what a NIC knows its memory region by; other transports ignore it.
+// A piece of local memory. `local_key` is what a NIC knows its memory region by; other transports
+// ignore it.
 struct Segment {
   const std::byte* address;
   uint32_t length;
@@ -48,7 +55,7 @@ struct RemoteSlice {
 enum class Opcode : uint8_t { kSend, kWrite, kWriteImmediate };
 
 struct SendRequest {
-  uint64_t id;              // Comes back in the completion.
+  uint64_t id;  // Comes back in the completion.
   Opcode opcode;
   bool signalled;           // Wants a completion of its own when it succeeds.
   uint32_t immediate;       // kWriteImmediate.
@@ -66,46 +73,51 @@ struct ReceiveRequest {
 };
 
 enum class CompletionKind : uint8_t {
-  kSent,           // A send request is done; the bytes of this and all before it no longer count as in flight.
-  kReceived,       // A SEND came in: `data`, `bytes`.
-  kWritten,        // A WRITE_WITH_IMM came in: `immediate`. Its posted receive `id` is used up.
-  kDisconnected,   // The queue pair is dead; the last completion of it.
+  kSent,      // A send request is done; the bytes of this and all before it no longer count as in
+              // flight.
+  kReceived,  // A SEND came in: `data`, `bytes`.
+  kWritten,   // A WRITE_WITH_IMM came in: `immediate`. Its posted receive `id` is used up.
+  kDisconnected,  // The queue pair is dead; the last completion of it.
 };
 
 enum class Status : uint8_t { kOk, kFlushed, kError };
 
 struct Completion {
   uint64_t id;
-  void* context;           // As given to CreateQueuePair: the engine.
+  void* context;  // As given to CreateQueuePair: the engine.
   CompletionKind kind;
   Status status;
   uint32_t immediate;
   uint32_t bytes;
-  const std::byte* data;   // kReceived: valid until the next Poll() of this transport. Often, not always, the posted memory.
+  const std::byte* data;  // kReceived: valid until the next Poll() of this transport. Often, not
+                          // always, the posted memory.
 };
 
-// One end of a connection. Thread: its transport's. Allocates: not after creation, but for Expose().
+// One end of a connection. Thread: its transport's. Allocates: not after creation, but for
+// Expose().
 class QueuePair {
  public:
   // Afterwards nothing touches memory given to it, from either side.
   virtual ~QueuePair() = default;
 
-  // Posts in order and rings once. Returns how many were taken; fewer than given only when the queue is full or dead, and
-  // the engine counts slots so that full never happens.
+  // Posts in order and rings once. Returns how many were taken; fewer than given only when the
+  // queue is full or dead, and the engine counts slots so that full never happens.
   virtual size_t PostSend(std::span<const SendRequest> requests) = 0;
 
   // Posts receives in order. kUnavailable when dead.
   virtual Result<> PostReceive(std::span<const ReceiveRequest> requests) = 0;
 
-  // Lets the peer WRITE into these pieces, as one buffer in this order, under the engine's name for it. Fills `slices` with
-  // what to tell the peer and returns how many.
+  // Lets the peer WRITE into these pieces, as one buffer in this order, under the engine's name for
+  // it. Fills `slices` with what to tell the peer and returns how many.
   virtual Result<size_t> Expose(uint32_t grant, std::span<const LandingSegment> segments,
                                 std::span<RemoteSlice, kMaxSlices> slices) = 0;
 
-  // The peer promised not to write any more (or never knew of it). Later WRITEs are discarded where the transport can.
+  // The peer promised not to write any more (or never knew of it). Later WRITEs are discarded where
+  // the transport can.
   virtual void Withdraw(uint32_t grant) = 0;
 
-  // Goes to the error state: everything outstanding is flushed, then kDisconnected follows. Idempotent.
+  // Goes to the error state: everything outstanding is flushed, then kDisconnected follows.
+  // Idempotent.
   virtual void Shutdown() = 0;
 
   virtual const char* kind() const = 0;  // "tcp", "rc", "local", "simulated".
@@ -122,11 +134,12 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  // Moves bytes and fills in completions of all its queue pairs; returns how many. Bounded work; never blocks.
+  // Moves bytes and fills in completions of all its queue pairs; returns how many. Bounded work;
+  // never blocks.
   virtual size_t Poll(std::span<Completion> completions, uint64_t now_ns) = 0;
 
-  // A descriptor that becomes readable when Poll() has something to do, once Arm() returned true. Arm() returning false
-  // means there is work already: do not sleep.
+  // A descriptor that becomes readable when Poll() has something to do, once Arm() returned true.
+  // Arm() returning false means there is work already: do not sleep.
   virtual int fd() const = 0;
   virtual bool Arm() = 0;
 };

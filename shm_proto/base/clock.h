@@ -11,7 +11,8 @@ constexpr uint64_t kNsPerUs = 1'000;
 constexpr uint64_t kNsPerMs = 1'000'000;
 constexpr uint64_t kNsPerSecond = 1'000'000'000;
 
-// Where "now" comes from. Read once a loop and handed on as an argument; a simulation injects its own.
+// Where "now" comes from. Read once a loop and handed on as an argument; a simulation injects its
+// own.
 class Clock {
  public:
   virtual ~Clock() = default;

@@ -9,8 +9,8 @@
 
 namespace sluice {
 
-// Why something was refused. The C ABI and the wire carry these as errno values (ToErrno), so the list is closed:
-// add a code only together with its errno.
+// Why something was refused. The C ABI and the wire carry these as errno values (ToErrno), so the
+// list is closed: add a code only together with its errno.
 enum class ErrorCode {
   kInvalid,      // EINVAL: an argument or a message field is wrong.
   kNotFound,     // ENOENT: no such listener, client, key, file.
@@ -43,7 +43,8 @@ inline std::unexpected<Error> Fail(ErrorCode code, std::string message) {
 // For a failed system call: names the call and keeps errno's text.
 inline std::unexpected<Error> FailErrno(const std::string& what, int error_number = errno) {
   ErrorCode code = ErrorCode::kSystem;
-  if (error_number == ENOMEM || error_number == EMFILE || error_number == ENFILE || error_number == ENOSPC) {
+  if (error_number == ENOMEM || error_number == EMFILE || error_number == ENFILE ||
+      error_number == ENOSPC) {
     code = ErrorCode::kNoMemory;
   } else if (error_number == EACCES || error_number == EPERM) {
     code = ErrorCode::kPermission;

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libsluice: messages between hosts through the node's sluiced, without copies and, once running, without system calls.
+ * libsluice: messages between hosts through the node's sluiced, without copies and, once running,
+ * without system calls.
  *
  *   client   one attachment to the daemon: a pool of shared memory. Any thread.
  *   channel  where one thread submits and polls. Not thread-safe: one thread at a time.
  *   socket   a logical connection. Belongs to the channel that made or accepted it.
- *   buffer   a piece of the pool: sluice_alloc() gives it, sluice_free() takes it back, a send hands it over, a message
- *            brings one.
+ *   buffer   a piece of the pool: sluice_alloc() gives it, sluice_free() takes it back, a send
+ * hands it over, a message brings one.
  *
- * Functions return 0 or a count, or a negative errno value; sluice_error_text() gives the sentence behind the last
- * error of the calling thread. -EAGAIN always means back-pressure: nothing was done; poll, then try again.
+ * Functions return 0 or a count, or a negative errno value; sluice_error_text() gives the sentence
+ * behind the last error of the calling thread. -EAGAIN always means back-pressure: nothing was
+ * done; poll, then try again.
  *
- * After fork() the child's handles are dead: every call on them returns -EOWNERDEAD; the parent is unaffected.
+ * After fork() the child's handles are dead: every call on them returns -EOWNERDEAD; the parent is
+ * unaffected.
  */
 #ifndef SLUICE_SLUICE_H_
 #define SLUICE_SLUICE_H_
@@ -39,23 +42,27 @@ typedef uint64_t sluice_listener; /* 0 is never a listener. */
 
 /* How an operation ended. Every submitted operation ends exactly once. */
 enum sluice_outcome {
-  SLUICE_OK = 0,      /* The peer daemon has the whole message in the receiver's pool; or: connected. */
-  SLUICE_FAILED = 1,  /* Certainly not delivered; or: not connected. */
-  SLUICE_UNKNOWN = 2  /* The peer, its daemon or ours died before the answer came. */
+  SLUICE_OK = 0, /* The peer daemon has the whole message in the receiver's pool; or: connected. */
+  SLUICE_FAILED = 1, /* Certainly not delivered; or: not connected. */
+  SLUICE_UNKNOWN = 2 /* The peer, its daemon or ours died before the answer came. */
 };
 
 enum sluice_event_type {
-  SLUICE_EVENT_SENT = 1,      /* A send is over. */
-  SLUICE_EVENT_MESSAGE = 2,   /* A message came: `data`, `length`; free `data` with sluice_free(). */
+  SLUICE_EVENT_SENT = 1,    /* A send is over. */
+  SLUICE_EVENT_MESSAGE = 2, /* A message came: `data`, `length`; free `data` with sluice_free(). */
   SLUICE_EVENT_CONNECTED = 3, /* A connect is over: look at `outcome`. */
-  SLUICE_EVENT_ACCEPTED = 4,  /* `socket` is new, from `listener`; set its user data with sluice_set_user_data(). */
-  SLUICE_EVENT_CLOSED = 5,    /* `socket` is gone and so is its name; `error` says why, 0 after a plain close. */
-  SLUICE_EVENT_DETACHED = 6,  /* The daemon is gone. Its sockets got CLOSED, its sends UNKNOWN, before this. */
+  SLUICE_EVENT_ACCEPTED = 4,  /* `socket` is new, from `listener`; set its user data with
+                                 sluice_set_user_data(). */
+  SLUICE_EVENT_CLOSED = 5, /* `socket` is gone and so is its name; `error` says why, 0 after a plain
+                              close. */
+  SLUICE_EVENT_DETACHED = 6,  /* The daemon is gone. Its sockets got CLOSED, its sends UNKNOWN,
+                                 before this. */
   SLUICE_EVENT_REATTACHED = 7 /* The daemon is back and the listeners with it; connect again. */
 };
 
 enum sluice_event_flags {
-  SLUICE_EVENT_DEGRADED_TCP = 1 /* CONNECTED, ACCEPTED: runs over TCP although RDMA is configured. */
+  SLUICE_EVENT_DEGRADED_TCP = 1 /* CONNECTED, ACCEPTED: runs over TCP although RDMA is configured.
+                                 */
 };
 
 typedef struct sluice_event {
@@ -65,40 +72,44 @@ typedef struct sluice_event {
   uint32_t flags;           /* enum sluice_event_flags */
   sluice_socket socket;     /* 0 where no socket is concerned */
   sluice_listener listener; /* of ACCEPTED */
-  uint64_t user_data;       /* SENT: the operation's. ACCEPTED: the listener's. Otherwise the socket's. */
-  void *data;               /* MESSAGE: the payload, yours now (never NULL). SENT with KEEP: the buffer, yours again. */
-  uint64_t length;          /* bytes at data */
-  uint64_t trace_id;        /* MESSAGE: as given by the sender */
+  uint64_t user_data; /* SENT: the operation's. ACCEPTED: the listener's. Otherwise the socket's. */
+  void *data; /* MESSAGE: the payload, yours now (never NULL). SENT with KEEP: the buffer, yours
+                 again. */
+  uint64_t length;   /* bytes at data */
+  uint64_t trace_id; /* MESSAGE: as given by the sender */
 } sluice_event;
 
 typedef struct sluice_options {
-  size_t size;             /* sizeof(sluice_options), so that it can grow */
-  const char *socket_path; /* NULL: $SLUICE_SOCKET, or else /run/sluice/sluiced.sock */
-  const char *name;        /* shown to the operator; NULL: the program's name */
+  size_t size;                /* sizeof(sluice_options), so that it can grow */
+  const char *socket_path;    /* NULL: $SLUICE_SOCKET, or else /run/sluice/sluiced.sock */
+  const char *name;           /* shown to the operator; NULL: the program's name */
   uint32_t attach_timeout_ms; /* 0: 5,000; how long sluice_attach() waits for the daemon */
 } sluice_options;
 
-/* Attaches to the node's daemon; options may be NULL. Starts one thread of its own (signals blocked) that speaks to the
- * daemon's control socket, maps new memory, and attaches again, for ever, when the daemon was restarted.
- * Errors: -ENOENT no daemon there, -EACCES not allowed, -EPROTONOSUPPORT versions differ, -ETIMEDOUT, -ENOMEM. */
+/* Attaches to the node's daemon; options may be NULL. Starts one thread of its own (signals
+ * blocked) that speaks to the daemon's control socket, maps new memory, and attaches again, for
+ * ever, when the daemon was restarted. Errors: -ENOENT no daemon there, -EACCES not allowed,
+ * -EPROTONOSUPPORT versions differ, -ETIMEDOUT, -ENOMEM. */
 SLUICE_API int sluice_attach(const sluice_options *options, sluice_client **client);
 
 /* Closes everything and frees the client. Channels must be closed first (-EBUSY). */
 SLUICE_API int sluice_detach(sluice_client *client);
 
-/* Opens a channel. ring_entries: a power of two in [16, 65536], 0 for 1,024; half of it bounds the sends in flight. */
-SLUICE_API int sluice_channel_open(sluice_client *client, uint32_t ring_entries, sluice_channel **channel);
+/* Opens a channel. ring_entries: a power of two in [16, 65536], 0 for 1,024; half of it bounds the
+ * sends in flight. */
+SLUICE_API int sluice_channel_open(sluice_client *client, uint32_t ring_entries,
+                                   sluice_channel **channel);
 
 /* Closes the channel, its listeners and its sockets. Operations in flight are forgotten. */
 SLUICE_API int sluice_channel_close(sluice_channel *channel);
 
-/* A buffer of at least `length` bytes (0 counts as 1), aligned to 64. Makes a system call only when the pool must grow.
- * NULL with errno: ENOMEM the quota or the node's memory is used up, EINVAL longer than the largest message,
- * ENOTCONN the daemon is away and the old pool is full. */
+/* A buffer of at least `length` bytes (0 counts as 1), aligned to 64. Makes a system call only when
+ * the pool must grow. NULL with errno: ENOMEM the quota or the node's memory is used up, EINVAL
+ * longer than the largest message, ENOTCONN the daemon is away and the old pool is full. */
 SLUICE_API void *sluice_alloc(sluice_channel *channel, size_t length);
 
-/* Gives a buffer back: one from sluice_alloc() or from a message, on any channel of the client. NULL does nothing.
- * -EINVAL: not a buffer of this client, or free already. */
+/* Gives a buffer back: one from sluice_alloc() or from a message, on any channel of the client.
+ * NULL does nothing. -EINVAL: not a buffer of this client, or free already. */
 SLUICE_API int sluice_free(sluice_channel *channel, void *buffer);
 
 /* The same from a thread that has no channel. */
@@ -106,33 +117,41 @@ SLUICE_API int sluice_client_free(sluice_client *client, void *buffer);
 
 /* Listens on a service (1 to 65535) of this node's daemon. Answers when the daemon has agreed.
  * Errors: -EACCES not this user's, -EADDRINUSE held by another client. */
-SLUICE_API int sluice_listen(sluice_channel *channel, uint16_t service, uint64_t user_data, sluice_listener *listener);
+SLUICE_API int sluice_listen(sluice_channel *channel, uint16_t service, uint64_t user_data,
+                             sluice_listener *listener);
 SLUICE_API int sluice_unlisten(sluice_channel *channel, sluice_listener listener);
 
-/* Connects to "host:service" or "host:port:service" (port: that daemon's, when it is not the default; a number). IPv6
- * addresses stand in brackets. Returns at once with the socket's name; SLUICE_EVENT_CONNECTED tells how it went; after
- * a failed connect the name is gone. */
-SLUICE_API int sluice_connect(sluice_channel *channel, const char *address, uint64_t user_data, sluice_socket *socket);
+/* Connects to "host:service" or "host:port:service" (port: that daemon's, when it is not the
+ * default; a number). IPv6 addresses stand in brackets. Returns at once with the socket's name;
+ * SLUICE_EVENT_CONNECTED tells how it went; after a failed connect the name is gone. */
+SLUICE_API int sluice_connect(sluice_channel *channel, const char *address, uint64_t user_data,
+                              sluice_socket *socket);
 
-SLUICE_API int sluice_set_user_data(sluice_channel *channel, sluice_socket socket, uint64_t user_data);
+SLUICE_API int sluice_set_user_data(sluice_channel *channel, sluice_socket socket,
+                                    uint64_t user_data);
 
-/* Asks to close; SLUICE_EVENT_CLOSED confirms. Messages not yet acknowledged end as UNKNOWN or OK, whichever is true. */
+/* Asks to close; SLUICE_EVENT_CLOSED confirms. Messages not yet acknowledged end as UNKNOWN or OK,
+ * whichever is true. */
 SLUICE_API int sluice_close(sluice_channel *channel, sluice_socket socket);
 
 enum sluice_send_flags {
-  SLUICE_SEND_KEEP = 1,    /* Give the buffer back with SLUICE_EVENT_SENT instead of freeing it then. */
-  SLUICE_SEND_SILENT = 2   /* No SLUICE_EVENT_SENT when the outcome is OK. Cannot go with KEEP. */
+  SLUICE_SEND_KEEP = 1,  /* Give the buffer back with SLUICE_EVENT_SENT instead of freeing it then.
+                          */
+  SLUICE_SEND_SILENT = 2 /* No SLUICE_EVENT_SENT when the outcome is OK. Cannot go with KEEP. */
 };
 
-/* Sends `length` bytes at `data`, which lies in one buffer of this client (sluice_alloc() or a message). On 0 the buffer
- * belongs to the library until SLUICE_EVENT_SENT. On any error it is still the caller's.
- * Errors: -EAGAIN full, -ENOTCONN not connected (yet), -EINVAL not a buffer of this client, -EMSGSIZE too long. */
-SLUICE_API int sluice_send(sluice_channel *channel, sluice_socket socket, void *data, size_t length, uint32_t flags,
-                           uint64_t user_data, uint64_t trace_id);
+/* Sends `length` bytes at `data`, which lies in one buffer of this client (sluice_alloc() or a
+ * message). On 0 the buffer belongs to the library until SLUICE_EVENT_SENT. On any error it is
+ * still the caller's. Errors: -EAGAIN full, -ENOTCONN not connected (yet), -EINVAL not a buffer of
+ * this client, -EMSGSIZE too long. */
+SLUICE_API int sluice_send(sluice_channel *channel, sluice_socket socket, void *data, size_t length,
+                           uint32_t flags, uint64_t user_data, uint64_t trace_id);
 
-/* Sends a copy of any memory; for small messages (up to 40 bytes nothing but the ring is touched). */
-SLUICE_API int sluice_send_copy(sluice_channel *channel, sluice_socket socket, const void *data, size_t length,
-                                uint32_t flags, uint64_t user_data, uint64_t trace_id);
+/* Sends a copy of any memory; for small messages (up to 40 bytes nothing but the ring is touched).
+ */
+SLUICE_API int sluice_send_copy(sluice_channel *channel, sluice_socket socket, const void *data,
+                                size_t length, uint32_t flags, uint64_t user_data,
+                                uint64_t trace_id);
 
 /* Takes up to `max` events without waiting; returns how many. */
 SLUICE_API int sluice_poll(sluice_channel *channel, sluice_event *events, int max);
@@ -140,8 +159,9 @@ SLUICE_API int sluice_poll(sluice_channel *channel, sluice_event *events, int ma
 /* The same, but waits up to timeout_ms (-1: for ever) for the first. 0: nothing came. */
 SLUICE_API int sluice_wait(sluice_channel *channel, sluice_event *events, int max, int timeout_ms);
 
-/* For an event loop of one's own: the descriptor becomes readable when there may be events, provided that sluice_arm()
- * said 0 since the last poll. sluice_arm() says 1 when events are there already: poll instead of sleeping. */
+/* For an event loop of one's own: the descriptor becomes readable when there may be events,
+ * provided that sluice_arm() said 0 since the last poll. sluice_arm() says 1 when events are there
+ * already: poll instead of sleeping. */
 SLUICE_API int sluice_event_fd(sluice_channel *channel);
 SLUICE_API int sluice_arm(sluice_channel *channel);
 
