@@ -73,10 +73,11 @@ typedef struct sluice_event {
   sluice_socket socket;     /* 0 where no socket is concerned */
   sluice_listener listener; /* of ACCEPTED */
   uint64_t user_data; /* SENT: the operation's. ACCEPTED: the listener's. Otherwise the socket's. */
-  void *data; /* MESSAGE: the payload, yours now (never NULL). SENT with KEEP: the buffer, yours
-                 again. */
-  uint64_t length;   /* bytes at data */
+  void *data; /* MESSAGE: the payload, yours now (never NULL). SENT with KEEP: the start of the buffer,
+                 yours again. */
+  uint64_t length;   /* MESSAGE: bytes at data */
   uint64_t trace_id; /* MESSAGE: as given by the sender */
+  const char *text;  /* the sentence behind `error`, until the next poll; NULL when there is none */
 } sluice_event;
 
 typedef struct sluice_options {
@@ -131,7 +132,8 @@ SLUICE_API int sluice_set_user_data(sluice_channel *channel, sluice_socket socke
                                     uint64_t user_data);
 
 /* Asks to close; SLUICE_EVENT_CLOSED confirms. Messages not yet acknowledged end as UNKNOWN or OK,
- * whichever is true. */
+ * whichever is true; messages may still come in until then. A socket closed before it was connected
+ * gets CLOSED in place of CONNECTED. */
 SLUICE_API int sluice_close(sluice_channel *channel, sluice_socket socket);
 
 enum sluice_send_flags {
