@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "shm_proto/base/result.h"
 
@@ -13,18 +14,20 @@
 // conformance suite holds them to it:
 //
 // - A SEND consumes one posted receive of the peer, in order; its bytes are whole or not there at
-// all.
+//   all.
 // - A WRITE lands in memory the peer exposed; the peer's program is not told. A WRITE_WITH_IMM also
-// consumes a posted
-//   receive and completes there, after the bytes of every WRITE posted before it are visible.
+//   consumes a posted receive and completes there, after the bytes of every WRITE posted before it
+//   are visible.
+// - A WRITE to a grant that was withdrawn is no error where the transport can tell; a WRITE beyond
+//   the grant is one. A WRITE of no bytes is not checked.
 // - Completions of one queue pair's sends come in posting order. An unsignalled request is done
-// once a later signalled one
-//   completes.
+//   once a later signalled one completes.
 // - Memory of a request belongs to the transport until its completion was polled or the QueuePair
-// object is destroyed.
-// - After an error every outstanding request completes with kFlushed, then comes one kDisconnected
-// and nothing more.
-//   Of a completion that is not kOk only id, queue-pair context, kind and status mean anything.
+//   object is destroyed.
+// - After an error every outstanding request completes with kFlushed (signalled or not; sends as
+//   kSent, receives as kReceived), then comes one kDisconnected and nothing more. Of a completion
+//   that is not kOk only id, queue-pair context, kind and status mean anything.
+// - A destroyed queue pair completes nothing any more. It is never destroyed inside Poll().
 namespace sluice::transport {
 
 constexpr size_t kMaxSegments = 16;  // Pieces of local memory in one send request.
@@ -121,6 +124,13 @@ class QueuePair {
   virtual void Shutdown() = 0;
 
   virtual const char* kind() const = 0;  // "tcp", "rc", "local", "simulated".
+
+  // Why it is dead, in one sentence for people; empty while it lives.
+  virtual std::string reason() const = 0;
+
+  // The `now_ns` of the Poll() that last saw bytes of the peer arrive, whether or not they
+  // completed anything; 0 where the transport cannot know.
+  virtual uint64_t last_heard_ns() const { return 0; }
 };
 
 struct QueuePairLimits {
@@ -142,6 +152,13 @@ class Transport {
   // Arm() returning false means there is work already: do not sleep.
   virtual int fd() const = 0;
   virtual bool Arm() = 0;
+
+  // Poll again no later than this even if fd() stays silent (TCP learns of acknowledged bytes by
+  // looking only). ~0: no need.
+  virtual uint64_t NextPollNs(uint64_t now_ns) const {
+    (void)now_ns;
+    return ~uint64_t{0};
+  }
 };
 
 }  // namespace sluice::transport
