@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/control/config_keys.h"
+
+#include <type_traits>
+
+#include "daemon/control/config_check.h"
+#include "shm_proto/base/units.h"
+
+namespace sluice {
+namespace {
+
+constexpr bool kLive = true;
+constexpr bool kRestart = false;
+constexpr int64_t kMaxUint32 = UINT32_MAX;
+constexpr int64_t kMaxMib = 1 << 24;  // 16 TiB.
+
+template <typename Field>
+ConfigValue ToValue(const Field& field) {
+  if constexpr (std::is_same_v<Field, bool>) {
+    return field;
+  } else if constexpr (std::is_integral_v<Field>) {
+    return static_cast<int64_t>(field);
+  } else if constexpr (std::is_same_v<Field, std::vector<uint32_t>>) {
+    return std::vector<int64_t>(field.begin(), field.end());
+  } else {
+    return field;
+  }
+}
+
+template <typename Field>
+void FromValue(Field& field, const ConfigValue& value) {
+  if constexpr (std::is_same_v<Field, bool>) {
+    field = std::get<bool>(value);
+  } else if constexpr (std::is_integral_v<Field>) {
+    field = static_cast<Field>(std::get<int64_t>(value));
+  } else if constexpr (std::is_same_v<Field, std::vector<uint32_t>>) {
+    field.clear();
+    for (int64_t item : std::get<std::vector<int64_t>>(value)) {
+      field.push_back(static_cast<uint32_t>(item));
+    }
+  } else {
+    field = std::get<Field>(value);
+  }
+}
+
+template <typename Field>
+constexpr KeyType TypeOf() {
+  if (std::is_same_v<Field, bool>) return KeyType::kBoolean;
+  if (std::is_integral_v<Field>) return KeyType::kInteger;
+  if (std::is_same_v<Field, std::string>) return KeyType::kString;
+  if (std::is_same_v<Field, std::vector<std::string>>) return KeyType::kStringList;
+  return KeyType::kIntegerList;
+}
+
+template <typename Pointer>
+struct PointedTo;
+template <typename Field, typename Owner>
+struct PointedTo<Field Owner::*> {
+  using Type = Field;
+};
+template <typename Pointer>
+using FieldType = typename PointedTo<Pointer>::Type;
+
+// A key that is field `Field` of section `Section` of the config.
+template <auto Section, auto Field>
+Key<Config> In(std::string_view name, bool live, int64_t min, int64_t max, std::string_view doc,
+               std::vector<std::string_view> choices = {},
+               Result<> (*check)(const std::string&) = nullptr) {
+  using Type = FieldType<decltype(Field)>;
+  return {
+      {name, TypeOf<Type>(), live, min, max, std::move(choices), check, doc},
+      [](const Config& config) { return ToValue((config.*Section).*Field); },
+      [](Config& config, const ConfigValue& value) { FromValue((config.*Section).*Field, value); }};
+}
+
+template <auto Field>
+Key<TenantConfig> Of(std::string_view name, bool live, int64_t min, int64_t max,
+                     std::string_view doc, Result<> (*check)(const std::string&) = nullptr) {
+  using Type = FieldType<decltype(Field)>;
+  return {{name, TypeOf<Type>(), live, min, max, {}, check, doc},
+          [](const TenantConfig& tenant) { return ToValue(tenant.*Field); },
+          [](TenantConfig& tenant, const ConfigValue& value) { FromValue(tenant.*Field, value); }};
+}
+
+using D = DaemonConfig;
+using P = PeerConfig;
+using E = EngineConfig;
+
+// clang-format off
+std::vector<Key<Config>> MakeConfigKeys() {
+  constexpr auto daemon = &Config::daemon;
+  constexpr auto peer = &Config::peer;
+  constexpr auto engine = &Config::engine;
+  return {
+    In<daemon, &D::run_dir>("daemon.run_dir", kRestart, 1, 80,
+      "Directory of the control and admin sockets; the daemon makes it and keeps its mode.", {}, CheckAbsolutePath),
+    In<daemon, &D::name>("daemon.name", kRestart, 0, 64,
+      "How this daemon calls itself towards peers and in displays. Empty: the host's name."),
+    In<daemon, &D::io_threads>("daemon.io_threads", kRestart, 1, 64,
+      "Threads that move messages. Each engine lives on one of them."),
+    In<daemon, &D::io_cpus>("daemon.io_cpus", kRestart, 0, 4095,
+      "CPUs to pin the I/O threads to, in turn. Empty: no pinning."),
+    In<daemon, &D::idle>("daemon.idle", kLive, 0, 16,
+      "What an I/O thread does without work: spin for ever, spin for `spin_us` and then sleep, or sleep at once.",
+      {"spin", "adaptive", "event"}),
+    In<daemon, &D::spin_us>("daemon.spin_us", kLive, 0, 1'000'000,
+      "How long an idle I/O thread looks for work before it sleeps, with idle = \"adaptive\"."),
+    In<daemon, &D::drain_timeout_ms>("daemon.drain_timeout_ms", kLive, 0, 600'000,
+      "How long a shutdown waits for operations in flight; what is left then ends as UNKNOWN."),
+
+    In<peer, &P::listen>("peer.listen", kRestart, 0, 16,
+      "Addresses to take peers' connections on, as \"ADDRESS[:PORT]\" or \"[IPV6]:PORT\". Empty: dial only.",
+      {}, CheckListenAddress),
+    In<peer, &P::port>("peer.port", kRestart, 1, 65'535,
+      "Port of a peer daemon, and of a listen address, that names none."),
+    In<peer, &P::auth>("peer.auth", kRestart, 0, 16,
+      "How peers prove themselves: \"key\" is the shared cluster key; \"none\" lets in whoever passes `allow`.",
+      {"key", "none"}),
+    In<peer, &P::key_file>("peer.key_file", kRestart, 1, 4'095,
+      "File with the cluster key, readable by the daemon alone.", {}, CheckAbsolutePath),
+    In<peer, &P::allow>("peer.allow", kRestart, 0, 256,
+      "Networks peers may connect from, as \"ADDRESS/BITS\".", {}, CheckNetwork),
+    In<peer, &P::lanes>("peer.lanes", kRestart, 1, 16,
+      "Engines, and so connections, for each peer daemon."),
+    In<peer, &P::handshake_timeout_ms>("peer.handshake_timeout_ms", kRestart, 100, 60'000,
+      "A peer that has not finished its handshake by then is dropped."),
+    In<peer, &P::dial_backoff_min_ms>("peer.dial_backoff_min_ms", kRestart, 1, 60'000,
+      "Pause before the second attempt to reach a peer; it doubles up to the next key, with jitter, and never gives up."),
+    In<peer, &P::dial_backoff_max_ms>("peer.dial_backoff_max_ms", kRestart, 1, 3'600'000,
+      "Longest pause between two attempts to reach a peer."),
+    In<peer, &P::max_pending_handshakes>("peer.max_pending_handshakes", kRestart, 1, 4'096,
+      "Connections that may be in their handshake at once; further ones wait in the kernel."),
+
+    In<engine, &E::send_window_bytes>("engine.send_window_bytes", kLive, 1'024, static_cast<int64_t>(kGiB),
+      "Bytes an engine may have posted and not yet done. Any value makes progress: fragments shrink to it."),
+    In<engine, &E::fragment_bytes>("engine.fragment_bytes", kLive, 1'024, 64 * static_cast<int64_t>(kMiB),
+      "Most bytes a socket sends in one turn."),
+    In<engine, &E::credit_batch>("engine.credit_batch", kLive, 0, 4'096,
+      "Receives consumed before credits go back to the peer. 0: half of the receive depth."),
+    In<engine, &E::ack_delay_us>("engine.ack_delay_us", kLive, 0, 1'000'000,
+      "Longest time a message's acknowledgement waits for other traffic to ride on."),
+    In<engine, &E::keepalive_interval_ms>("engine.keepalive_interval_ms", kLive, 1, 600'000,
+      "Time without traffic after which a keepalive is sent."),
+    In<engine, &E::keepalive_timeout_ms>("engine.keepalive_timeout_ms", kLive, 3, 3'600'000,
+      "A peer that was silent for so long is given up. At least three intervals."),
+    In<engine, &E::connect_timeout_ms>("engine.connect_timeout_ms", kLive, 1, 600'000,
+      "How long an application's connect waits for the peer."),
+    In<engine, &E::landing_ahead>("engine.landing_ahead", kLive, 0, 1'024,
+      "Landing buffers granted ahead to a socket that receives large messages, which saves them a round trip. 0: none."),
+    In<engine, &E::send_queue_depth>("engine.send_queue_depth", kRestart, 8, 4'096,
+      "Requests an engine may have posted to its transport."),
+    In<engine, &E::receive_depth>("engine.receive_depth", kRestart, 8, 4'096,
+      "Receives an engine keeps posted: the peer's credits."),
+    In<engine, &E::receive_bytes>("engine.receive_bytes", kRestart, 1'024, static_cast<int64_t>(kMiB),
+      "Size of each of them: the longest message that needs no landing buffer."),
+    In<engine, &E::message_window>("engine.message_window", kRestart, 1, 65'536,
+      "Messages a socket may have under way to this node before one must have been delivered."),
+
+    In<&Config::pool, &PoolConfig::extent_mib>("pool.extent_mib", kRestart, 4, 1'024,
+      "Size of the pieces in which a client's pool grows and shrinks. A multiple of 4."),
+    In<&Config::pool, &PoolConfig::node_limit_mib>("pool.node_limit_mib", kRestart, 0, kMaxMib,
+      "All pools of this node together. 0: half of the node's memory."),
+    In<&Config::pool, &PoolConfig::ring_start>("pool.ring_start", kRestart, 0, kMaxUint32,
+      "Where new rings start counting; for tests of the wrap-around."),
+
+    In<&Config::clients, &ClientsConfig::max_clients>("clients.max_clients", kLive, 1, 65'536,
+      "Clients attached at once, all tenants together."),
+    In<&Config::clients, &ClientsConfig::attach_rate_per_s>("clients.attach_rate_per_s", kLive, 1, 1'000'000,
+      "Attaches a second of one user before further ones are refused."),
+
+    In<&Config::http, &HttpConfig::listen>("http.listen", kRestart, 0, 128,
+      "Address of /metrics, /healthz, /readyz and the status page, as \"ADDRESS:PORT\". Empty: none. It has no password.",
+      {}, CheckHttpAddress),
+
+    In<&Config::log, &LogConfig::level>("log.level", kLive, 0, 16,
+      "The least severe events that are logged.", {"trace", "debug", "info", "warning", "error"}),
+    In<&Config::log, &LogConfig::format>("log.format", kLive, 0, 16,
+      "On standard error: \"text\" for the journal and for people, \"json\" for programs.", {"text", "json"}),
+    In<&Config::log, &LogConfig::rate_per_s>("log.rate_per_s", kLive, 0, 1'000'000,
+      "Events a second from one place in the program; the rest is counted and summed up. 0: no limit."),
+  };
+}
+
+using T = TenantConfig;
+
+std::vector<Key<TenantConfig>> MakeTenantKeys() {
+  return {
+    Of<&T::name>("name", kRestart, 1, 64, "The tenant's name, unique.", CheckTenantName),
+    Of<&T::uids>("uids", kLive, 0, kMaxUint32, "User ids that belong to this tenant."),
+    Of<&T::gids>("gids", kLive, 0, kMaxUint32, "Group ids that belong to this tenant."),
+    Of<&T::any_user>("any_user", kLive, 0, 1, "Whether every user who is in no tenant before belongs to this one."),
+    Of<&T::pool_quota_mib>("pool_quota_mib", kLive, 4, kMaxMib, "Pool memory of one client."),
+    Of<&T::tenant_pool_quota_mib>("tenant_pool_quota_mib", kLive, 0, kMaxMib,
+      "Pool memory of all its clients together. 0: bounded by `pool.node_limit_mib` alone."),
+    Of<&T::max_clients>("max_clients", kLive, 1, 65'536, "Clients attached at once."),
+    Of<&T::max_channels>("max_channels", kLive, 1, 4'096, "Channels of one client."),
+    Of<&T::max_sockets>("max_sockets", kLive, 1, 1'048'576, "Sockets of one client."),
+    Of<&T::services>("services", kLive, 1, 65'535, "Services its clients may listen on. Empty: any."),
+  };
+}
+// clang-format on
+
+}  // namespace
+
+std::span<const Key<Config>> ConfigKeys() {
+  static const std::vector<Key<Config>> keys = MakeConfigKeys();
+  return keys;
+}
+
+std::span<const Key<TenantConfig>> TenantKeys() {
+  static const std::vector<Key<TenantConfig>> keys = MakeTenantKeys();
+  return keys;
+}
+
+}  // namespace sluice
