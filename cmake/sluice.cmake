@@ -1,6 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # What every target of this project shares: warnings, sanitizers, and how a unit test is declared.
 
+# A second build of the same source, and one under another preset's folder, costs little where ccache is installed.
+find_program(SLUICE_CCACHE ccache)
+if(SLUICE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_C_COMPILER_LAUNCHER ${SLUICE_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${SLUICE_CCACHE})
+endif()
+
+# The sanitizer presets' build type: optimised a little, with line numbers for reports.
+set(CMAKE_C_FLAGS_SANITIZE "-O1 -g1")
+set(CMAKE_CXX_FLAGS_SANITIZE "-O1 -g1")
+
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 
@@ -24,12 +35,20 @@ function(sluice_library name)
   target_link_libraries(${name} PUBLIC sluice_flags ${ARG_LIBS})
 endfunction()
 
-# sluice_test(NAME SOURCES a_test.cc LIBS x): a GoogleTest binary that ctest runs case by case.
+# What scripts/test builds for its layers.
+if(SLUICE_TESTS)
+  add_custom_target(unit_tests)
+  add_custom_target(process_tests)
+  add_custom_target(threaded_tests)
+endif()
+
+# sluice_test(NAME SOURCES a_test.cc LIBS x [TIMEOUT seconds] [LABEL unit|property|process] [THREADED]): a GoogleTest
+# binary. THREADED: it has threads of its own and runs under ThreadSanitizer too.
 function(sluice_test name)
   if(NOT SLUICE_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "TIMEOUT;LABEL" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "THREADED" "TIMEOUT;LABEL" "SOURCES;LIBS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 60)
   endif()
@@ -40,5 +59,18 @@ function(sluice_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE sluice_flags ${ARG_LIBS} GTest::gtest GTest::gmock GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS ${ARG_LABEL})
+  set(labels ${ARG_LABEL})
+  if(ARG_LABEL STREQUAL "process")
+    add_dependencies(process_tests ${name})
+  else()
+    add_dependencies(unit_tests ${name})
+  endif()
+  if(ARG_THREADED)
+    list(APPEND labels threaded)
+    add_dependencies(threaded_tests ${name})
+  endif()
+  set_tests_properties(${name} PROPERTIES
+    TIMEOUT ${ARG_TIMEOUT}
+    LABELS "${labels}"
+    ENVIRONMENT "GTEST_OUTPUT=xml:${CMAKE_BINARY_DIR}/test-results/${name}.xml")
 endfunction()

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sluice/sluice.h>
+#if __has_include(<sluice/sluice.hpp>)
+#include <sluice/sluice.hpp>
+#endif
+
+int main() { return sluice_version() == nullptr; }
