@@ -24,7 +24,8 @@ Acceptor::Acceptor(EventLoop& loop, Fd listener, AcceptCallback accept, RefuseCa
 Acceptor::~Acceptor() { Stop(); }
 
 Result<> Acceptor::Start() {
-  if (!reserve_.valid()) return FailErrno("opening /dev/null as the reserve for the descriptor limit");
+  if (!reserve_.valid())
+    return FailErrno("opening /dev/null as the reserve for the descriptor limit");
   return loop_.Add(listener_.get(), EPOLLIN, [this](uint32_t) { OnReadable(); });
 }
 
@@ -44,8 +45,7 @@ void Acceptor::OnReadable() {
       continue;
     }
     switch (errno) {
-      case EAGAIN:
-        return;
+      case EAGAIN: return;
       case EMFILE:
       case ENFILE:
         for (int n = 0; n < kMaxRefusalsPerTurn && RefuseOne(); ++n) {
@@ -53,16 +53,15 @@ void Acceptor::OnReadable() {
         Pause();
         return;
       case ENOBUFS:
-      case ENOMEM:
-        Pause();
-        return;
+      case ENOMEM: Pause(); return;
       default:
         break;  // The connection died in the queue (ECONNABORTED, network errors): the next one.
     }
   }
 }
 
-// Spends the reserve on one connection. False when there was none, or the reserve could not be had back.
+// Spends the reserve on one connection. False when there was none, or the reserve could not be had
+// back.
 bool Acceptor::RefuseOne() {
   reserve_.Reset();
   Fd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));

@@ -10,11 +10,11 @@
 
 namespace sluice::control {
 
-// Accepts connections from a listening socket without ever spinning: at the descriptor limit it spends a reserved
-// descriptor to accept, refuse and close, then pauses. A level-triggered loop that leaves such connections waiting would
-// burn a core.
-// Invariant: outside OnReadable() the reserve is held, or the acceptor is paused.
-// Thread: control. Owns: the listening socket and the reserve.
+// Accepts connections from a listening socket without ever spinning: at the descriptor limit it
+// spends a reserved descriptor to accept, refuse and close, then pauses. A level-triggered loop
+// that leaves such connections waiting would burn a core. Invariant: outside OnReadable() the
+// reserve is held, or the acceptor is paused. Thread: control. Owns: the listening socket and the
+// reserve.
 class Acceptor {
  public:
   static constexpr int kMaxAcceptsPerTurn = 16;

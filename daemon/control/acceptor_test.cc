@@ -45,7 +45,8 @@ TEST_F(AcceptorTest, HandsOverEveryConnection) {
   ManualClock clock;
   EventLoop loop(clock);
   std::vector<Fd> accepted;
-  Acceptor acceptor(loop, std::move(listener_), [&](Fd fd) { accepted.push_back(std::move(fd)); }, [](int) {});
+  Acceptor acceptor(
+      loop, std::move(listener_), [&](Fd fd) { accepted.push_back(std::move(fd)); }, [](int) {});
   ASSERT_TRUE(acceptor.Start());
   std::vector<Fd> clients;
   for (int i = 0; i < 20; ++i) Connect(clients.emplace_back(NewSocket()));

@@ -22,16 +22,19 @@ EventLoop::EventLoop(const Clock& clock)
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       now_ns_(clock.NowNs()) {
-  SLUICE_CHECK(epoll_.valid() && wake_.valid(), "the loop is made at start, when descriptors are there");
+  SLUICE_CHECK(epoll_.valid() && wake_.valid(),
+               "the loop is made at start, when descriptors are there");
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = kWakeId;
-  SLUICE_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) == 0, "a fresh eventfd can be watched");
+  SLUICE_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) == 0,
+               "a fresh eventfd can be watched");
 }
 
 Result<> EventLoop::Add(int fd, uint32_t events, EventCallback callback) {
   if (by_fd_.contains(fd)) {
-    return Fail(ErrorCode::kExists, "descriptor " + std::to_string(fd) + " is in the event loop already");
+    return Fail(ErrorCode::kExists,
+                "descriptor " + std::to_string(fd) + " is in the event loop already");
   }
   const uint64_t id = next_registration_++;
   epoll_event event{};
@@ -48,7 +51,8 @@ Result<> EventLoop::Add(int fd, uint32_t events, EventCallback callback) {
 Result<> EventLoop::Modify(int fd, uint32_t events) {
   const auto found = by_fd_.find(fd);
   if (found == by_fd_.end()) {
-    return Fail(ErrorCode::kNotFound, "descriptor " + std::to_string(fd) + " is not in the event loop");
+    return Fail(ErrorCode::kNotFound,
+                "descriptor " + std::to_string(fd) + " is not in the event loop");
   }
   epoll_event event{};
   event.events = events;
@@ -62,7 +66,8 @@ Result<> EventLoop::Modify(int fd, uint32_t events) {
 void EventLoop::Remove(int fd) {
   const auto found = by_fd_.find(fd);
   if (found == by_fd_.end()) return;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);  // Fails only for one closed too early, which epoll forgot itself.
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd,
+            nullptr);  // Fails only for one closed too early, which epoll forgot itself.
   registrations_.erase(found->second);
   by_fd_.erase(found);
 }
@@ -105,7 +110,8 @@ void EventLoop::Stop() {
 }
 
 void EventLoop::Run() {
-  while (!stopped_.load(std::memory_order_acquire)) RunOnce(UINT64_MAX);  // Pairs with the release in Stop().
+  while (!stopped_.load(std::memory_order_acquire))
+    RunOnce(UINT64_MAX);  // Pairs with the release in Stop().
 }
 
 int EventLoop::WaitMs(uint64_t max_wait_ns) {
@@ -118,7 +124,8 @@ int EventLoop::WaitMs(uint64_t max_wait_ns) {
   if (wait_ns == UINT64_MAX) return -1;
   constexpr uint64_t kLongestMs = 3'600'000;
   // Rounded up: waking before the deadline would spin for the rest of the millisecond.
-  return static_cast<int>(std::min(kLongestMs, wait_ns / kNsPerMs + (wait_ns % kNsPerMs != 0 ? 1 : 0)));
+  return static_cast<int>(
+      std::min(kLongestMs, wait_ns / kNsPerMs + (wait_ns % kNsPerMs != 0 ? 1 : 0)));
 }
 
 int EventLoop::RunOnce(uint64_t max_wait_ns) {
@@ -141,7 +148,8 @@ int EventLoop::RunOnce(uint64_t max_wait_ns) {
 }
 
 int EventLoop::RunTimers() {
-  const TimerId first_new = next_timer_;  // Those set by callbacks of this turn wait for the next one.
+  const TimerId
+      first_new = next_timer_;  // Those set by callbacks of this turn wait for the next one.
   int ran = 0;
   auto next = timers_.begin();
   while (ran < kMaxTimersPerTurn && next != timers_.end() && next->first.first <= now_ns_) {
@@ -165,7 +173,8 @@ int EventLoop::RunPosts() {
   {
     std::lock_guard lock(posts_mutex_);
     uint64_t count;
-    [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));  // EAGAIN: nobody called.
+    [[maybe_unused]] const ssize_t got = read(wake_.get(), &count,
+                                              sizeof(count));  // EAGAIN: nobody called.
     if (posts_.size() <= kMaxPostsPerTurn) {
       batch.swap(posts_);
     } else {

@@ -19,13 +19,15 @@
 
 namespace sluice::control {
 
-// The control thread's loop: descriptors (level-triggered), timers, and calls posted by other threads.
-// Invariant: a callback never runs after Remove() or Cancel() of it returned, and a callback may remove anything, itself
-// included. Work per turn is bounded (kMaxEventsPerTurn, kMaxTimersPerTurn, kMaxPostsPerTurn); the rest waits its turn.
-// Thread: one, but for Stop() and Post(). Owns: the epoll descriptor and its wake-up; never the descriptors added to it.
+// The control thread's loop: descriptors (level-triggered), timers, and calls posted by other
+// threads. Invariant: a callback never runs after Remove() or Cancel() of it returned, and a
+// callback may remove anything, itself included. Work per turn is bounded (kMaxEventsPerTurn,
+// kMaxTimersPerTurn, kMaxPostsPerTurn); the rest waits its turn. Thread: one, but for Stop() and
+// Post(). Owns: the epoll descriptor and its wake-up; never the descriptors added to it.
 class EventLoop {
  public:
-  using EventCallback = std::function<void(uint32_t events)>;  // EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, ...
+  using EventCallback = std::function<void(uint32_t events)>;  // EPOLLIN, EPOLLOUT, EPOLLERR,
+                                                               // EPOLLHUP, ...
   using Callback = std::function<void()>;
   using TimerId = uint64_t;  // 0 is never a timer. Never reused.
 
@@ -37,7 +39,8 @@ class EventLoop {
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
 
-  // Calls back whenever one of `events` (EPOLLERR and EPOLLHUP always) holds on `fd`. Remove() it before closing it.
+  // Calls back whenever one of `events` (EPOLLERR and EPOLLHUP always) holds on `fd`. Remove() it
+  // before closing it.
   Result<> Add(int fd, uint32_t events, EventCallback callback);
   // Changes what is waited for. 0 leaves errors and hang-ups only.
   Result<> Modify(int fd, uint32_t events);
@@ -51,8 +54,8 @@ class EventLoop {
   // Runs `callback` on the loop's thread at its next turn. Thread: any.
   void Post(Callback callback);
 
-  // One turn: waits at most `max_wait_ns` (and no longer than to the next timer), then calls back. Returns how many
-  // callbacks ran.
+  // One turn: waits at most `max_wait_ns` (and no longer than to the next timer), then calls back.
+  // Returns how many callbacks ran.
   int RunOnce(uint64_t max_wait_ns);
   // Turns until Stop().
   void Run();
@@ -81,8 +84,8 @@ class EventLoop {
   Fd wake_;
   std::atomic<bool> stopped_{false};
   uint64_t now_ns_;
-  // By a number that is never reused, so that an event fetched before its descriptor was removed (and its number perhaps
-  // reused) finds nobody.
+  // By a number that is never reused, so that an event fetched before its descriptor was removed
+  // (and its number perhaps reused) finds nobody.
   std::unordered_map<uint64_t, std::shared_ptr<Registration>> registrations_;
   std::unordered_map<int, uint64_t> by_fd_;
   uint64_t next_registration_ = 1;

@@ -23,10 +23,11 @@ class PeerDirectory {
 
   virtual ~PeerDirectory() = default;
 
-  // Finds the peer daemon on `host` (a name, an IPv4 address, or an IPv6 address without brackets) at `port` (0: the
-  // configured default), making it known and dialling it if it is new. Calls `done` exactly once on the control thread,
-  // inside Resolve() or later (name look-ups never block the loop); AddPeer has been posted to that I/O thread before, so
-  // an OpenSocket posted from `done` finds its engine. Errors: kNotFound no such name, kPermission outside the allowed
+  // Finds the peer daemon on `host` (a name, an IPv4 address, or an IPv6 address without brackets)
+  // at `port` (0: the configured default), making it known and dialling it if it is new. Calls
+  // `done` exactly once on the control thread, inside Resolve() or later (name look-ups never block
+  // the loop); AddPeer has been posted to that I/O thread before, so an OpenSocket posted from
+  // `done` finds its engine. Errors: kNotFound no such name, kPermission outside the allowed
   // networks, kNoMemory too many peers or look-ups, kClosed the daemon is stopping.
   virtual void Resolve(std::string_view host, uint16_t port, ResolveCallback done) = 0;
 };

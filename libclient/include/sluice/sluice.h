@@ -73,9 +73,9 @@ typedef struct sluice_event {
   sluice_socket socket;     /* 0 where no socket is concerned */
   sluice_listener listener; /* of ACCEPTED */
   uint64_t user_data; /* SENT: the operation's. ACCEPTED: the listener's. Otherwise the socket's. */
-  void *data; /* MESSAGE: the payload, yours now (never NULL). SENT with KEEP: the start of the buffer,
-                 yours again. */
-  uint64_t length;   /* MESSAGE: bytes at data */
+  void *data;      /* MESSAGE: the payload, yours now (never NULL). SENT with KEEP: the start of the
+                      buffer,      yours again. */
+  uint64_t length; /* MESSAGE: bytes at data */
   uint64_t trace_id; /* MESSAGE: as given by the sender */
   const char *text;  /* the sentence behind `error`, until the next poll; NULL when there is none */
 } sluice_event;
