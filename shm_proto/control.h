@@ -11,18 +11,16 @@
 // Whatever is truncated, oversized, unknown or out of range is answered with kError and, where the
 // state is unclear, ends the connection.
 //
-// Attach:        kAttach -> kAttached.
-// Channel:       kOpenChannel -> kChannelOpened. Its rings come later, one pair per I/O thread, on
-// first use. Memory:        kRegion (with its memfd; a ring pair also brings its doorbell) ->
-// client maps it -> kMapped -> the daemon
-//                seals the memfd and only then uses it. A region is an extent of the pool or a ring
-//                pair.
-// Send memory:   kGrow -> [kRegion -> kMapped ->] kBlocks. kShrink gives blocks back; when a whole
-// extent is unused the
-//                daemon sends kUnmap -> client unmaps -> kUnmapped.
-// Sockets:       kListen -> kListening. kConnect -> [kRegion -> kMapped ->]
-// CompletionOp::kConnected in the ring, or
-//                kConnectFailed here when there is no ring to put it in.
+// - Attach:      kAttach -> kAttached.
+// - Channel:     kOpenChannel -> kChannelOpened. Its rings come later, one pair per I/O thread, on
+//                first use. kCloseChannel -> kChannelClosed.
+// - Memory:      kRegion (with its memfd; a ring pair also brings its doorbell) -> client maps it ->
+//                kMapped -> the daemon seals the memfd and only then uses it. A region is an extent
+//                of the pool or a ring pair.
+// - Send memory: kGrow -> [kRegion -> kMapped ->] kBlocks. kShrink gives blocks back; when a whole
+//                extent is unused the daemon sends kUnmap -> client unmaps -> kUnmapped.
+// - Sockets:     kListen -> kListening. kConnect -> [kRegion -> kMapped ->] kConnected in the ring,
+//                or kConnectFailed here when there is no ring to put it in; never kError.
 namespace sluice::control {
 
 constexpr uint32_t kMagic = 0x31434c53;  // "SLC1"
@@ -58,6 +56,7 @@ enum class Type : uint16_t {
   kListening = 70,
   kConnectFailed = 71,
   kDetached = 72,
+  kChannelClosed = 73,
 };
 
 struct Header {
@@ -112,6 +111,14 @@ struct ChannelOpened {
 };
 
 struct CloseChannel {
+  Header header;
+  uint32_t channel;
+  uint32_t unused;
+};
+
+// Nothing touches the channel's rings any more, nor the buffers of sends that were under way in it. Only then does the
+// client use those buffers or the channel's number again.
+struct ChannelClosed {
   Header header;
   uint32_t channel;
   uint32_t unused;

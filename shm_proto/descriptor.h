@@ -55,7 +55,7 @@ struct alignas(64) Descriptor {
   uint64_t trace_id;      // Carried end to end.
   union {
     struct {
-      uint64_t offset;  // Where in the pool, bytes.
+      uint64_t offset;  // Where in the pool, bytes; of a kMessage a multiple of 64.
       uint64_t length;  // Bytes.
       uint64_t unused[3];
     } region;
