@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shm_proto/bemalloc/heap.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+
+#include "shm_proto/base/check.h"
+
+namespace sluice {
+
+using bemalloc::kGranuleBytes;
+using bemalloc::kMaxSmallBytes;
+using bemalloc::kPageBytes;
+using bemalloc::kPageShift;
+using bemalloc::kSmallClasses;
+using bemalloc::kSmallClassTable;
+using bemalloc::SmallClassInfo;
+using bemalloc::SpanKind;
+
+namespace {
+
+// No pool is larger, and sums of sizes below it cannot overflow.
+constexpr uint64_t kMaxBytes = uint64_t{1} << 43;
+
+uint32_t BitWords(const SmallClassInfo& info) { return (info.objects + 63u) / 64; }
+
+uint32_t SlotOf(const bemalloc::Span& span, uint64_t offset) {
+  return static_cast<uint32_t>((offset - span.start) / kSmallClassTable[span.size_class].slot_bytes);
+}
+
+bool IsFreeSlot(const bemalloc::Span& span, uint32_t slot) { return (span.free_bits[slot / 64] >> (slot % 64)) & 1; }
+
+}  // namespace
+
+Heap::Heap(uint64_t reserve_bytes) : pages_(reserve_bytes) {}
+
+void Heap::AddBlocks(uint64_t offset, uint64_t bytes) { pages_.AddBlocks(offset, bytes); }
+
+bool Heap::TakeEmptyRun(uint64_t* offset, uint64_t* bytes, uint64_t max_bytes) {
+  ReleaseKeptSpans();
+  return pages_.TakeEmptyRun(max_bytes, offset, bytes);
+}
+
+uint64_t Heap::BytesToAcquire(uint64_t bytes) {
+  return bytes > kMaxBytes ? kNone : RoundUp(std::max<uint64_t>(bytes, 1), kBlockBytes);
+}
+
+uint64_t Heap::Allocate(uint64_t bytes, uint64_t alignment) {
+  if (!std::has_single_bit(alignment) || alignment > kMaxAlignment || bytes > kMaxBytes) return kNone;
+  const uint64_t size = std::max<uint64_t>(bytes, 1);
+  // Spans start on a page, so a slot size that is a multiple of the alignment aligns every slot.
+  if (size <= kMaxSmallBytes && alignment <= kPageBytes) {
+    uint32_t size_class = bemalloc::SmallClass(size);
+    while (size_class < kSmallClasses && kSmallClassTable[size_class].slot_bytes % alignment != 0) ++size_class;
+    if (size_class < kSmallClasses) return AllocateSmall(size_class);
+  }
+  return AllocateRun(size, alignment);
+}
+
+uint64_t Heap::AllocateSmall(uint32_t size_class) {
+  Span* span = partial_[size_class].first();
+  if (span == nullptr) {
+    span = NewSmallSpan(size_class);
+    if (span == nullptr) return kNone;
+  }
+  uint32_t word = 0;
+  while (span->free_bits[word] == 0) ++word;
+  const uint32_t slot = word * 64 + static_cast<uint32_t>(std::countr_zero(span->free_bits[word]));
+  span->free_bits[word] &= span->free_bits[word] - 1;
+  span->states[slot] = 0;
+  if (--span->free_objects == 0) partial_[size_class].Remove(span);
+  const uint64_t slot_bytes = kSmallClassTable[size_class].slot_bytes;
+  live_bytes_ += slot_bytes;
+  ++live_buffers_;
+  return span->start + slot * slot_bytes;
+}
+
+uint64_t Heap::AllocateRun(uint64_t bytes, uint64_t alignment) {
+  const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
+  Span* span = AllocatePages(pages, std::max<uint64_t>(alignment / kPageBytes, 1));
+  if (span == nullptr) return kNone;
+  span->magic = 1;
+  span->states = &span->run_state;
+  span->run_state = 0;
+  span->objects = 1;
+  live_bytes_ += span->bytes();
+  ++live_buffers_;
+  return span->start;
+}
+
+bemalloc::Span* Heap::AllocatePages(uint64_t pages, uint64_t alignment_pages) {
+  Span* span = pages_.Allocate(pages, alignment_pages);
+  if (span == nullptr && ReleaseKeptSpans()) span = pages_.Allocate(pages, alignment_pages);
+  return span;
+}
+
+bemalloc::Span* Heap::NewSmallSpan(uint32_t size_class) {
+  const SmallClassInfo& info = kSmallClassTable[size_class];
+  Span* span = AllocatePages(info.pages, 1);
+  if (span == nullptr) return nullptr;
+  const uint32_t words = BitWords(info);
+  auto& spare = spare_metadata_[size_class];
+  if (spare.empty()) {
+    metadata_.push_back(std::make_unique<uint64_t[]>(words + (info.objects + 7u) / 8));
+    spare.push_back(metadata_.back().get());
+  }
+  span->free_bits = spare.back();
+  spare.pop_back();
+  span->states = reinterpret_cast<uint8_t*>(span->free_bits + words);
+  for (uint32_t word = 0; word < words; ++word) {
+    const uint32_t bits = info.objects - word * 64;
+    span->free_bits[word] = bits >= 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
+  }
+  span->kind = SpanKind::kSmall;
+  span->size_class = static_cast<uint8_t>(size_class);
+  span->magic = info.magic;
+  span->objects = span->free_objects = info.objects;
+  partial_[size_class].Push(span);
+  return span;
+}
+
+void Heap::ReleaseSpan(Span* span) {
+  if (span->kind == SpanKind::kSmall) {
+    partial_[span->size_class].Remove(span);
+    spare_metadata_[span->size_class].push_back(span->free_bits);
+  }
+  pages_.Free(span);
+}
+
+// Whether anything came free.
+bool Heap::ReleaseKeptSpans() {
+  bool released = false;
+  for (auto& partial : partial_) {
+    Span* span = partial.first();
+    while (span != nullptr) {
+      Span* next = span->next;
+      if (span->free_objects == span->objects) {
+        ReleaseSpan(span);
+        released = true;
+      }
+      span = next;
+    }
+  }
+  return released;
+}
+
+Result<> Heap::Free(uint64_t offset) {
+  Span* span = pages_.Lookup(offset);
+  if (span == nullptr || span->kind == SpanKind::kFree) {
+    return Fail(ErrorCode::kInvalid, "free of pool offset " + std::to_string(offset) +
+                                         ": no buffer is there; it was freed already or never came from this pool");
+  }
+  if (span->kind == SpanKind::kRun) {
+    if (offset != span->start) {
+      return Fail(ErrorCode::kInvalid, "free of pool offset " + std::to_string(offset) + ": it lies inside the buffer at " +
+                                           std::to_string(span->start) + "; free a buffer by its start");
+    }
+    live_bytes_ -= span->bytes();
+    --live_buffers_;
+    ReleaseSpan(span);
+    return {};
+  }
+  const uint64_t slot_bytes = kSmallClassTable[span->size_class].slot_bytes;
+  const uint32_t slot = SlotOf(*span, offset);
+  if (slot >= span->objects || IsFreeSlot(*span, slot)) {
+    return Fail(ErrorCode::kInvalid, "free of pool offset " + std::to_string(offset) +
+                                         ": no buffer is there; it was freed already or never came from this pool");
+  }
+  if (offset != span->start + slot * slot_bytes) {
+    return Fail(ErrorCode::kInvalid, "free of pool offset " + std::to_string(offset) + ": it lies inside the buffer at " +
+                                         std::to_string(span->start + slot * slot_bytes) +
+                                         "; free a buffer by its start");
+  }
+  span->free_bits[slot / 64] |= uint64_t{1} << (slot % 64);
+  live_bytes_ -= slot_bytes;
+  --live_buffers_;
+  auto& partial = partial_[span->size_class];
+  if (span->free_objects++ == 0) partial.Push(span);
+  const bool last_of_class = partial.first() == span && span->next == nullptr;
+  if (span->free_objects == span->objects && !last_of_class) ReleaseSpan(span);
+  return {};
+}
+
+std::optional<Heap::Buffer> Heap::Find(uint64_t offset) const {
+  const Span* span = pages_.Lookup(offset);
+  if (span == nullptr) return std::nullopt;
+  if (span->kind == SpanKind::kRun) return Buffer{span->start, span->bytes()};
+  if (span->kind != SpanKind::kSmall) return std::nullopt;
+  const uint32_t slot = SlotOf(*span, offset);
+  if (slot >= span->objects || IsFreeSlot(*span, slot)) return std::nullopt;
+  const uint64_t slot_bytes = kSmallClassTable[span->size_class].slot_bytes;
+  return Buffer{span->start + slot * slot_bytes, slot_bytes};
+}
+
+uint8_t* Heap::StateOf(uint64_t start) const {
+  const std::optional<Buffer> buffer = Find(start);
+  SLUICE_CHECK(buffer && buffer->offset == start, "only a live buffer has a state; ask Find first");
+  Span* span = pages_.Lookup(start);
+  return span->kind == SpanKind::kRun ? &span->run_state : &span->states[SlotOf(*span, start)];
+}
+
+uint8_t Heap::state(uint64_t start) const { return *StateOf(start); }
+
+void Heap::set_state(uint64_t start, uint8_t state) { *StateOf(start) = state; }
+
+}  // namespace sluice
