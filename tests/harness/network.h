@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "shm_proto/base/fd.h"
+#include "shm_proto/base/result.h"
+
+// Hosts on one machine: network namespaces around a switch.
+namespace sluice::testing {
+
+// Up to nine hosts, each a network namespace with an interface of its own on one Ethernet segment.
+// Names are unique to this process; what a killed test left behind is removed by the next one.
+// Owns: the namespaces, which go with it.
+class Network {
+ public:
+  // Empty when namespaces can be made here, else why not: the reason of a skipped test.
+  static std::string WhyUnavailable();
+
+  static Result<std::unique_ptr<Network>> Create(int hosts);
+  ~Network();
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  int hosts() const { return hosts_; }
+  std::string Namespace(int host) const;  // As `ip netns` knows it.
+  std::string Address(int host) const;    // "10.77.0.1" for host 0.
+
+  // A black hole: frames from and to this host vanish; its own interface stays up and notices
+  // nothing.
+  Result<> Unplug(int host);
+  Result<> Plug(int host);
+
+  // A TCP connection from one host to a port of another, made by this process; -EINPROGRESS is
+  // waited for.
+  Result<Fd> Connect(int from_host, const std::string& address, uint16_t port) const;
+
+ private:
+  explicit Network(int hosts);
+  Result<> Build();
+
+  int hosts_;
+  std::string prefix_;
+};
+
+// This thread lives in another network namespace for the life of this object: sockets it makes
+// belong there.
+class InNamespace {
+ public:
+  explicit InNamespace(const std::string& name);
+  ~InNamespace();
+  InNamespace(const InNamespace&) = delete;
+  InNamespace& operator=(const InNamespace&) = delete;
+
+  bool entered() const { return entered_; }
+
+ private:
+  Fd home_;
+  bool entered_ = false;
+};
+
+}  // namespace sluice::testing
