@@ -158,7 +158,7 @@ int EventLoop::RunTimers() {
       ++next;
       continue;
     }
-    const Callback callback = std::move(next->second);
+    Callback callback = std::move(next->second);
     timers_.erase(next);
     timer_deadlines_.erase(key.second);
     callback();
@@ -184,7 +184,7 @@ int EventLoop::RunPosts() {
       Wake();
     }
   }
-  for (const Callback& callback : batch) callback();
+  for (Callback& callback : batch) callback();
   return static_cast<int>(batch.size());
 }
 

@@ -28,7 +28,7 @@ class EventLoop {
  public:
   using EventCallback = std::function<void(uint32_t events)>;  // EPOLLIN, EPOLLOUT, EPOLLERR,
                                                                // EPOLLHUP, ...
-  using Callback = std::function<void()>;
+  using Callback = std::move_only_function<void()>;
   using TimerId = uint64_t;  // 0 is never a timer. Never reused.
 
   static constexpr int kMaxEventsPerTurn = 64;

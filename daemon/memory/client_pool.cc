@@ -9,19 +9,22 @@
 
 namespace sluice::memory {
 
-Result<std::unique_ptr<ClientPool>> ClientPool::Create(uint64_t quota_bytes) {
+Result<std::unique_ptr<ClientPool>> ClientPool::Create(uint64_t quota_bytes,
+                                                       uint64_t extent_bytes) {
   const uint64_t bytes = std::max(quota_bytes / kBlockBytes * kBlockBytes, kBlockBytes);
   std::byte* base = ReserveAddresses(bytes);
   if (base == nullptr) {
     return Fail(ErrorCode::kNoMemory, "no address space for a pool of " + std::to_string(bytes) +
                                           " bytes; lower the tenant's pool quota");
   }
-  return std::unique_ptr<ClientPool>(new ClientPool(base, bytes));
+  return std::unique_ptr<ClientPool>(
+      new ClientPool(base, bytes, RoundUp(extent_bytes, kBlockBytes)));
 }
 
-ClientPool::ClientPool(std::byte* base, uint64_t bytes)
+ClientPool::ClientPool(std::byte* base, uint64_t bytes, uint64_t extent_bytes)
     : base_(base),
       reserve_bytes_(bytes),
+      extent_bytes_(extent_bytes),
       quota_bytes_(bytes),
       blocks_(bytes / kBlockBytes, kNobody) {}
 
@@ -66,7 +69,7 @@ Result<BlockRun> ClientPool::Plan(uint64_t bytes) {
   }
   const uint64_t needed = RoundUp(std::max<uint64_t>(bytes, 1), kBlockBytes);
   // A smaller extent than usual where the quota's rest or the gaps allow no other.
-  for (const uint64_t size : {std::min(std::max(needed, kExtentBytes), left), needed}) {
+  for (const uint64_t size : {std::min(std::max(needed, extent_bytes_), left), needed}) {
     if (const auto gap = FindGap(size)) {
       extents_[*gap] = Extent{size, ExtentState::kBuilding, {}, 0, 0};
       used_bytes_ += size;

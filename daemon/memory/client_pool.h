@@ -50,8 +50,9 @@ enum class ExtentState : uint8_t {
 // (building an extent at its planned address excepted). Owns: the addresses, the extents' memory.
 class ClientPool {
  public:
-  // `quota_bytes` is rounded down to whole blocks and is at least one.
-  static Result<std::unique_ptr<ClientPool>> Create(uint64_t quota_bytes);
+  // `quota_bytes` is rounded down to whole blocks and is at least one; `extent_bytes` up.
+  static Result<std::unique_ptr<ClientPool>> Create(uint64_t quota_bytes,
+                                                    uint64_t extent_bytes = kExtentBytes);
   ~ClientPool();
   ClientPool(const ClientPool&) = delete;
   ClientPool& operator=(const ClientPool&) = delete;
@@ -103,13 +104,14 @@ class ClientPool {
   std::vector<SharedMemory> Dismantle();
 
  private:
-  ClientPool(std::byte* base, uint64_t bytes);
+  ClientPool(std::byte* base, uint64_t bytes, uint64_t extent_bytes);
   std::optional<uint64_t> FindGap(uint64_t bytes) const;
   Extent& At(uint64_t extent_offset, ExtentState expected);
 
   static constexpr uint32_t kNobody = UINT32_MAX;
   std::byte* const base_;
   const uint64_t reserve_bytes_;
+  const uint64_t extent_bytes_;
   uint64_t quota_bytes_;
   uint64_t used_bytes_ = 0;
   std::map<uint64_t, Extent> extents_;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "shm_proto/base/fd.h"
 #include "shm_proto/base/result.h"
@@ -35,9 +36,9 @@ class SharedMemory {
   uint64_t bytes() const { return bytes_; }
   bool valid() const { return fd_.valid(); }
 
-  // To be sent to the client; closed by CloseClientFd() as soon as it has been.
+  // The client's descriptor, to be sent to it and closed.
+  Fd TakeClientFd() { return std::move(client_fd_); }
   int client_fd() const { return client_fd_.get(); }
-  void CloseClientFd() { client_fd_.Reset(); }
 
   // The client confirmed its mapping. Fails with kProtocol if the client has tampered with the file
   // before.
@@ -47,7 +48,7 @@ class SharedMemory {
   void Unmap();
 
   // Whether another process (or a descriptor on its way to one) still holds the file. Only after
-  // CloseClientFd().
+  // TakeClientFd().
   bool HeldElsewhere() const;
 
  private:

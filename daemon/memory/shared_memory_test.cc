@@ -79,7 +79,7 @@ TEST(SharedMemory, KnowsWhetherAnybodyElseStillHoldsIt) {
   auto memory = SharedMemory::Create("test", kBytes, nullptr);
   ASSERT_TRUE(memory);
   const int fd = dup(memory->client_fd());
-  memory->CloseClientFd();
+  memory->TakeClientFd();
   EXPECT_TRUE(memory->HeldElsewhere()) << "by the descriptor";
   void* client = MapAsClient(fd);
   ASSERT_NE(client, MAP_FAILED);
