@@ -122,3 +122,55 @@ in_host() {
   shift
   ip netns exec "$host" "$@"
 }
+
+# ---- Daemons --------------------------------------------------------------------------------------------------------
+# start_daemon HOST [TOML...]: a sluiced in that namespace with a run directory of its own, and waits until it is ready.
+# Each further argument is one line of configuration, as 'engine.fragment_bytes = 4096'. Afterwards:
+#   DAEMON_PID[HOST], DAEMON_SOCKET[HOST] (for $SLUICE_SOCKET), DAEMON_ADMIN[HOST] (for sluicectl --socket),
+#   DAEMON_LOG[HOST]
+# A second call for the same HOST, after its daemon has gone, is a restart.
+
+declare -A DAEMON_PID=() DAEMON_SOCKET=() DAEMON_ADMIN=() DAEMON_LOG=()
+SLUICE_BIN=${SLUICE_BIN:-$SLUICE_BUILD_ROOT/release}
+
+# new_folder: a temporary folder in REPLY, removed when the script ends.
+new_folder() {
+  REPLY=$(mktemp -d /tmp/sluice-XXXXXX)
+  on_exit "rm -rf '$REPLY'"
+}
+
+start_daemon() {
+  local host=$1 line deadline run_dir
+  shift
+  if [[ -z ${SLUICE_DAEMONS:-} ]]; then
+    new_folder
+    SLUICE_DAEMONS=$REPLY
+    (umask 077 && head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' >"$SLUICE_DAEMONS/cluster.key")
+  fi
+  run_dir=$SLUICE_DAEMONS/$host
+  DAEMON_SOCKET[$host]=$run_dir/sluiced.sock
+  DAEMON_ADMIN[$host]=$run_dir/admin.sock
+  mkdir -p "$SLUICE_LOGS"
+  DAEMON_LOG[$host]=$SLUICE_LOGS/sluiced-$host.log
+  {
+    printf 'daemon.run_dir = "%s"\npeer.key_file = "%s"\n' "$run_dir" "$SLUICE_DAEMONS/cluster.key"
+    for line in "$@"; do printf '%s\n' "$line"; done
+  } >"$run_dir.toml"
+  ip netns exec "$host" "$SLUICE_BIN/daemon/sluiced" --config "$run_dir.toml" >>"${DAEMON_LOG[$host]}" 2>&1 </dev/null &
+  DAEMON_PID[$host]=$!
+  deadline=$((SECONDS + 10))
+  until "$SLUICE_BIN/daemon/ctl/sluicectl" --socket "${DAEMON_ADMIN[$host]}" status >/dev/null 2>&1; do
+    kill -0 "${DAEMON_PID[$host]}" 2>/dev/null ||
+      die "sluiced on $host ended at once: $(tail -n 3 "${DAEMON_LOG[$host]}"); whole log: ${DAEMON_LOG[$host]}"
+    ((SECONDS < deadline)) || die "sluiced on $host is not ready after 10 s; log: ${DAEMON_LOG[$host]}"
+    sleep 0.05
+  done
+}
+
+# stop_daemon HOST [SIGNAL]: ends it (TERM unless told otherwise) and waits for its end.
+stop_daemon() {
+  local host=$1 signal=${2:-TERM}
+  kill -"$signal" "${DAEMON_PID[$host]}" 2>/dev/null || true
+  wait "${DAEMON_PID[$host]}" 2>/dev/null || true
+  unset "DAEMON_PID[$host]"
+}

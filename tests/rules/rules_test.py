@@ -116,6 +116,13 @@ class RuleTest(unittest.TestCase):
         self.write("a.cc", "int   x ;\n")
         self.assertEqual(self.findings("format"), ["a.cc: not formatted; run: clang-format -i a.cc"])
 
+    @unittest.skipUnless(shutil.which("shellcheck"), "shellcheck is not installed")
+    def test_shell_mistakes(self):
+        self.write("good", '#!/usr/bin/env bash\nif [[ "$1" == x ]]; then echo; fi\n')
+        self.assertEqual(self.findings("shell"), [])
+        self.write("bad", '#!/usr/bin/env bash\ncd "$1"\nx=`echo $(ls *.txt`)\n')
+        self.assertNotEqual(self.findings("shell"), [])
+
 
 class ScanTest(unittest.TestCase):
     def lengths(self, text):
