@@ -172,6 +172,15 @@ def machine_paths(root):
                 yield f"{name}:{number}: a path of somebody's machine: {match.group(1)}"
 
 
+def links(root):
+    """Relative links of the documents lead somewhere."""
+    for path, name in files(root, {".md"}):
+        for number, line in enumerate(text_of(path).splitlines(), 1):
+            for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", line):
+                if not (path.parent / target).exists():
+                    yield f"{name}:{number}: there is no {target}"
+
+
 def format_cpp(root):
     if not shutil.which("clang-format"):
         return None
@@ -212,6 +221,7 @@ RULES = {
     "spdx": spdx,
     "limits": limits,
     "machine_paths": machine_paths,
+    "links": links,
     "format": format_cpp,
     "shell": shell,
 }

@@ -108,6 +108,11 @@ class RuleTest(unittest.TestCase):
         self.write("bad.md", "Lies in /home/somebody/project.\n")
         self.assertEqual(len(self.findings("machine_paths")), 1)
 
+    def test_links_that_lead_nowhere(self):
+        self.write("docs/a.md", "[b](b.md#part) [web](https://example.org/x) [up](../c.md)\n")
+        self.write("docs/b.md", "")
+        self.assertEqual(self.findings("links"), ["docs/a.md:1: there is no ../c.md"])
+
     @unittest.skipUnless(shutil.which("clang-format"), "clang-format is not installed")
     def test_unformatted_code(self):
         self.write(".clang-format", "BasedOnStyle: Google\n")
