@@ -13,7 +13,6 @@ using bemalloc::kGranuleBytes;
 using bemalloc::kMaxSmallBytes;
 using bemalloc::kPageBytes;
 using bemalloc::kPageShift;
-using bemalloc::kSmallClasses;
 using bemalloc::kSmallClassTable;
 using bemalloc::SmallClassInfo;
 using bemalloc::SpanKind;
@@ -37,6 +36,13 @@ Heap::Heap(uint64_t reserve_bytes) : pages_(reserve_bytes) {}
 
 void Heap::AddBlocks(uint64_t offset, uint64_t bytes) { pages_.AddBlocks(offset, bytes); }
 
+bool Heap::OwnsAny(uint64_t offset, uint64_t bytes) const {
+  for (uint64_t block = offset; block < offset + bytes; block += kBlockBytes) {
+    if (Owns(block)) return true;
+  }
+  return false;
+}
+
 bool Heap::TakeEmptyRun(uint64_t* offset, uint64_t* bytes, uint64_t max_bytes) {
   ReleaseKeptSpans();
   return pages_.TakeEmptyRun(max_bytes, offset, bytes);
@@ -50,43 +56,37 @@ uint64_t Heap::Allocate(uint64_t bytes, uint64_t alignment) {
   if (!std::has_single_bit(alignment) || alignment > kMaxAlignment || bytes > kMaxBytes) return kNone;
   const uint64_t size = std::max<uint64_t>(bytes, 1);
   // Spans start on a page, so a slot size that is a multiple of the alignment aligns every slot.
-  if (size <= kMaxSmallBytes && alignment <= kPageBytes) {
-    uint32_t size_class = bemalloc::SmallClass(size);
-    while (size_class < kSmallClasses && kSmallClassTable[size_class].slot_bytes % alignment != 0) ++size_class;
-    if (size_class < kSmallClasses) return AllocateSmall(size_class);
-  }
+  // What holds a multiple of a power of two up to a page is one itself.
+  const uint64_t rounded = RoundUp(size, alignment);
+  if (rounded <= kMaxSmallBytes && alignment <= kPageBytes) return AllocateSmall(bemalloc::SmallClass(rounded));
   return AllocateRun(size, alignment);
 }
 
 uint64_t Heap::AllocateSmall(uint32_t size_class) {
-  Span* span = partial_[size_class].first();
-  if (span == nullptr) {
-    span = NewSmallSpan(size_class);
-    if (span == nullptr) return kNone;
-  }
-  uint32_t word = 0;
-  while (span->free_bits[word] == 0) ++word;
-  const uint32_t slot = word * 64 + static_cast<uint32_t>(std::countr_zero(span->free_bits[word]));
-  span->free_bits[word] &= span->free_bits[word] - 1;
-  span->states[slot] = 0;
-  if (--span->free_objects == 0) partial_[size_class].Remove(span);
-  const uint64_t slot_bytes = kSmallClassTable[size_class].slot_bytes;
-  live_bytes_ += slot_bytes;
-  ++live_buffers_;
-  return span->start + slot * slot_bytes;
+  uint64_t found = kNone;
+  AllocateSlots(size_class, 1, [&found](uint64_t offset, uint8_t* state) {
+    found = offset;
+    *state = 0;
+  });
+  return found;
 }
 
 uint64_t Heap::AllocateRun(uint64_t bytes, uint64_t alignment) {
-  const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
-  Span* span = AllocatePages(pages, std::max<uint64_t>(alignment / kPageBytes, 1));
-  if (span == nullptr) return kNone;
+  const Span* span = AllocateRunSpan((bytes + kPageBytes - 1) / kPageBytes, std::max<uint64_t>(alignment / kPageBytes, 1));
+  return span != nullptr ? span->start : kNone;
+}
+
+bemalloc::Span* Heap::AllocateRunSpan(uint64_t pages, uint64_t alignment_pages) {
+  Span* span = AllocatePages(pages, alignment_pages);
+  if (span == nullptr) return nullptr;
   span->magic = 1;
   span->states = &span->run_state;
   span->run_state = 0;
   span->objects = 1;
+  span->size_class = static_cast<uint8_t>(bemalloc::RunClassIfExact(pages));
   live_bytes_ += span->bytes();
   ++live_buffers_;
-  return span->start;
+  return span;
 }
 
 bemalloc::Span* Heap::AllocatePages(uint64_t pages, uint64_t alignment_pages) {
@@ -102,7 +102,8 @@ bemalloc::Span* Heap::NewSmallSpan(uint32_t size_class) {
   const uint32_t words = BitWords(info);
   auto& spare = spare_metadata_[size_class];
   if (spare.empty()) {
-    metadata_.push_back(std::make_unique<uint64_t[]>(words + (info.objects + 7u) / 8));
+    // One more state than slots: what lies behind the last slot is never live.
+    metadata_.push_back(std::make_unique<uint64_t[]>(words + info.objects / 8u + 1));
     spare.push_back(metadata_.back().get());
   }
   span->free_bits = spare.back();

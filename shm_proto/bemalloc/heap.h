@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -55,8 +56,14 @@ class Heap {
   uint64_t block_bytes() const { return pages_.block_bytes(); }
 
  private:
+  friend class Bemalloc;
   using Span = bemalloc::Span;
 
+  // Up to `count` slots of a small class, appended as pool offset and state byte to what `take` is called with.
+  template <typename Take>
+  uint32_t AllocateSlots(uint32_t size_class, uint32_t count, Take take);
+  bool OwnsAny(uint64_t offset, uint64_t bytes) const;
+  Span* AllocateRunSpan(uint64_t pages, uint64_t alignment_pages);
   uint64_t AllocateSmall(uint32_t size_class);
   uint64_t AllocateRun(uint64_t bytes, uint64_t alignment);
   Span* AllocatePages(uint64_t pages, uint64_t alignment_pages);
@@ -74,5 +81,31 @@ class Heap {
   uint64_t live_bytes_ = 0;
   uint64_t live_buffers_ = 0;
 };
+
+template <typename Take>
+uint32_t Heap::AllocateSlots(uint32_t size_class, uint32_t count, Take take) {
+  const uint64_t slot_bytes = bemalloc::kSmallClassTable[size_class].slot_bytes;
+  uint32_t taken = 0;
+  while (taken < count) {
+    Span* span = partial_[size_class].first();
+    if (span == nullptr) span = NewSmallSpan(size_class);
+    if (span == nullptr) break;
+    for (uint32_t word = 0; taken < count && span->free_objects > 0; ++word) {
+      uint64_t bits = span->free_bits[word];
+      while (bits != 0 && taken < count) {
+        const uint32_t slot = word * 64 + static_cast<uint32_t>(std::countr_zero(bits));
+        bits &= bits - 1;
+        take(span->start + slot * slot_bytes, &span->states[slot]);
+        --span->free_objects;
+        ++taken;
+      }
+      span->free_bits[word] = bits;
+    }
+    if (span->free_objects == 0) partial_[size_class].Remove(span);
+  }
+  live_bytes_ += taken * slot_bytes;
+  live_buffers_ += taken;
+  return taken;
+}
 
 }  // namespace sluice

@@ -31,6 +31,7 @@ void PageHeap::InsertFree(uint64_t first_page, uint64_t pages) {
   bins_[pages].Push(run);
   occupied_[pages / 64] |= uint64_t{1} << (pages % 64);
   free_pages_ += pages;
+  if (pages == kBlockPages) ++empty_blocks_;
 }
 
 // Out of its bin, its marks out of the map; the caller decides about the record.
@@ -41,6 +42,7 @@ Span* PageHeap::RemoveFree(Span* run) {
   map_.Set(first_page, nullptr);
   map_.Set(first_page + run->pages - 1, nullptr);
   free_pages_ -= run->pages;
+  if (run->pages == kBlockPages) least_empty_ = std::min(least_empty_, --empty_blocks_);
   return run;
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "shm_proto/bemalloc/span.h"
@@ -28,6 +29,10 @@ class PageHeap {
   bool Owns(uint64_t offset) const { return offset < reserve_bytes_ && owned_[offset / kBlockBytes]; }
   uint64_t block_bytes() const { return owned_blocks_ * kBlockBytes; }
   uint64_t free_pages() const { return free_pages_; }
+  // How many blocks are empty now, and the fewest that were since the last call of TakeLeastEmpty().
+  uint64_t empty_blocks() const { return empty_blocks_; }
+  uint64_t TakeLeastEmpty() { return std::exchange(least_empty_, empty_blocks_); }
+  Span* const* map() const { return map_.entries(); }
 
  private:
   Span* AllocateBlocks(uint64_t pages);
@@ -47,6 +52,8 @@ class PageHeap {
   std::vector<bool> owned_;  // By block.
   uint64_t owned_blocks_ = 0;
   uint64_t free_pages_ = 0;
+  uint64_t empty_blocks_ = 0;
+  uint64_t least_empty_ = 0;
   std::array<SpanList, kBins> bins_;
   std::array<uint64_t, kWords> occupied_{};  // One bit per bin.
 };

@@ -66,6 +66,65 @@ constexpr std::array<SmallClassInfo, kSmallClasses> MakeSmallClasses() {
 
 inline constexpr std::array<SmallClassInfo, kSmallClasses> kSmallClassTable = MakeSmallClasses();
 
+// Runs of up to 1 MiB have classes too, so that a thread can keep some: every page count up to 32, from there sixteen to
+// each doubling. What is larger, or lies between two classes, is not kept.
+constexpr uint32_t kMinRunPages = kMaxSmallBytes / kPageBytes + 1;
+constexpr uint32_t kExactRunPages = 32;
+constexpr uint32_t kMaxCachedRunPages = 256;
+constexpr uint64_t kMaxCachedBytes = kMaxCachedRunPages * kPageBytes;
+constexpr uint32_t kExactRunClasses = kExactRunPages - kMinRunPages + 1;
+constexpr uint32_t kClasses = kSmallClasses + kExactRunClasses + 3 * 16;
+constexpr uint32_t kUncached = kClasses;  // The class of everything else.
+
+// The smallest run class of at least `pages`. Requires kMinRunPages <= pages <= kMaxCachedRunPages.
+constexpr uint32_t RunClass(uint64_t pages) {
+  if (pages <= kExactRunPages) return kSmallClasses + static_cast<uint32_t>(pages) - kMinRunPages;
+  const uint64_t last = pages - 1;
+  const auto top = static_cast<uint32_t>(std::bit_width(last)) - 1;  // 5 .. 7
+  return kSmallClasses + kExactRunClasses + (top - 5) * 16 + static_cast<uint32_t>((last >> (top - 4)) & 15);
+}
+
+constexpr uint32_t RunClassPages(uint32_t size_class) {
+  const uint32_t run = size_class - kSmallClasses;
+  if (run < kExactRunClasses) return kMinRunPages + run;
+  return (17 + (run - kExactRunClasses) % 16) << ((run - kExactRunClasses) / 16 + 1);
+}
+
+// The class whose runs have exactly so many pages, or kUncached.
+constexpr uint32_t RunClassIfExact(uint64_t pages) {
+  if (pages < kMinRunPages || pages > kMaxCachedRunPages) return kUncached;
+  const uint32_t size_class = RunClass(pages);
+  return RunClassPages(size_class) == pages ? size_class : kUncached;
+}
+
+constexpr uint64_t ClassBytes(uint32_t size_class) {
+  return size_class < kSmallClasses ? SmallClassBytes(size_class) : RunClassPages(size_class) * kPageBytes;
+}
+
+// The class of a buffer of `bytes` by table: up to 1 KiB in steps of 16, up to kMaxSmallBytes in steps of 128.
+struct ClassTable {
+  uint8_t fine[1024 / 16 + 1];
+  uint8_t coarse[kMaxSmallBytes / 128 + 1];
+};
+
+constexpr ClassTable MakeClassTable() {
+  ClassTable table{};
+  for (uint32_t i = 1; i < sizeof(table.fine); ++i) table.fine[i] = static_cast<uint8_t>(SmallClass(i * 16));
+  for (uint32_t i = 1; i < sizeof(table.coarse); ++i) table.coarse[i] = static_cast<uint8_t>(SmallClass(i * 128));
+  return table;
+}
+
+inline constexpr ClassTable kClassTable = MakeClassTable();
+
+// The class of a buffer of `bytes`; 0 counts as 1. Requires bytes <= kMaxCachedBytes.
+inline uint32_t ClassOf(uint64_t bytes) {
+  if (bytes <= 1024) return kClassTable.fine[(bytes + 15) / 16];
+  if (bytes <= kMaxSmallBytes) return kClassTable.coarse[(bytes + 127) / 128];
+  return RunClass((bytes + kPageBytes - 1) / kPageBytes);
+}
+
+static_assert(RunClass(kMaxCachedRunPages) == kClasses - 1 && RunClassPages(kClasses - 1) == kMaxCachedRunPages);
+static_assert(kUncached <= 255);
 static_assert(SmallClass(kMaxSmallBytes) == kSmallClasses - 1);
 static_assert(SmallClassBytes(kSmallClasses - 1) == kMaxSmallBytes);
 

@@ -88,6 +88,7 @@ class PageMap {
 
   Span* operator[](uint64_t page) const { return entries_[page]; }
   void Set(uint64_t page, Span* span) { entries_[page] = span; }
+  Span* const* entries() const { return entries_; }
   void Fill(uint64_t page, uint64_t pages, Span* span);
 
  private:

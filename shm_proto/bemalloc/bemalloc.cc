@@ -1,0 +1,525 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shm_proto/bemalloc/bemalloc.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "shm_proto/base/check.h"
+#include "shm_proto/base/clock.h"
+
+namespace sluice {
+
+using bemalloc::kBlockBytes;
+using bemalloc::kMaxCachedBytes;
+using bemalloc::kMaxSmallBytes;
+using bemalloc::kPageBytes;
+using bemalloc::kPageShift;
+using bemalloc::kSmallClasses;
+using bemalloc::SpanKind;
+
+namespace bemalloc {
+namespace {
+constinit ThreadCache no_cache;
+}  // namespace
+constinit __thread ThreadCache* t_cache = &no_cache;
+}  // namespace bemalloc
+
+namespace {
+
+constexpr uint32_t kMaxBinBuffers = 256;
+constexpr uint64_t kMaxBinBytes = 256 * kKiB;
+constexpr uint32_t kMaxRunsInBin = 16;
+constexpr uint32_t kMaxBatch = 64;
+
+// How many buffers a bin of this class may ever hold.
+constexpr uint32_t MaxInBin(uint32_t size_class) {
+  if (size_class >= kSmallClasses) return kMaxRunsInBin;
+  const uint64_t count = kMaxBinBytes / bemalloc::SmallClassBytes(size_class);
+  return static_cast<uint32_t>(std::min<uint64_t>(count, kMaxBinBuffers));
+}
+
+// Every allocator of this process by number, so that a thread that ends knows which of those it used still exist. Never
+// destroyed: threads may end after main.
+struct Registry {
+  std::mutex mutex;
+  std::map<uint64_t, Bemalloc*> allocators;
+  uint64_t next_number = 1;
+  std::atomic<uint64_t> fork_generation{0};
+
+  static Registry& Get() {
+    static Registry* registry = [] {
+      auto* made = new Registry;
+      pthread_atfork([] { Get().mutex.lock(); }, [] { Get().mutex.unlock(); },
+                     [] {
+                       Get().mutex.unlock();
+                       Get().fork_generation.fetch_add(1, std::memory_order_relaxed);  // One thread is left.
+                       bemalloc::t_cache = &bemalloc::no_cache;
+                     });
+      return made;
+    }();
+    return *registry;
+  }
+};
+
+std::string Describe(const void* buffer, const char* verb) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%s of %p: ", verb, buffer);
+  return text;
+}
+
+bool ChangeState(uint8_t* state, uint8_t from, uint8_t to) {
+  return __atomic_compare_exchange_n(state, &from, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+}  // namespace
+
+// The caches of one thread, one for each allocator it has used. Gives them back when the thread ends.
+class ThreadCaches {
+ public:
+  static ThreadCaches& Mine() {
+    thread_local ThreadCaches caches;
+    return caches;
+  }
+
+  ~ThreadCaches() {
+    bemalloc::t_cache = &bemalloc::no_cache;
+    gone_ = true;
+    Registry& registry = Registry::Get();
+    const std::scoped_lock lock(registry.mutex);
+    for (const auto& [number, cache] : caches_) {
+      const auto found = registry.allocators.find(number);
+      if (found != registry.allocators.end()) found->second->ReturnCache(cache.get());
+    }
+  }
+
+  bemalloc::ThreadCache* Find(uint64_t number) const {
+    const auto found = caches_.find(number);
+    return found != caches_.end() ? found->second.get() : nullptr;
+  }
+
+  bemalloc::ThreadCache* Add(uint64_t number) {
+    bemalloc::t_cache = &bemalloc::no_cache;
+    Registry& registry = Registry::Get();
+    const std::scoped_lock lock(registry.mutex);
+    std::erase_if(caches_, [&](const auto& known) { return !registry.allocators.contains(known.first); });
+    auto& cache = caches_[number];
+    cache = std::make_unique<bemalloc::ThreadCache>();
+    cache->owner = number;
+    return cache.get();
+  }
+
+  // Once set, what other thread_local destructors still allocate and free bypasses the caches.
+  static bool gone() { return gone_; }
+
+ private:
+  static constinit thread_local bool gone_;
+  std::map<uint64_t, std::unique_ptr<bemalloc::ThreadCache>> caches_;
+};
+constinit thread_local bool ThreadCaches::gone_ = false;
+
+Bemalloc::Bemalloc(void* base, uint64_t reserve_bytes, BlockSource& source, const Options& options)
+    : base_(static_cast<std::byte*>(base)),
+      reserve_bytes_(reserve_bytes / kBlockBytes * kBlockBytes),
+      number_(0),
+      source_(source),
+      options_(options),
+      fork_generation_(Registry::Get().fork_generation.load(std::memory_order_relaxed)),
+      regions_(new std::atomic<uint64_t>[reserve_bytes_ / kBlockBytes]()),
+      block_used_(new std::atomic<bool>[reserve_bytes_ / kBlockBytes]()),
+      heap_(reserve_bytes_) {
+  SLUICE_CHECK(reinterpret_cast<uintptr_t>(base) % kPageBytes == 0, "a pool starts on a page");
+  map_ = heap_.pages_.map();
+  Registry& registry = Registry::Get();
+  const std::scoped_lock lock(registry.mutex);
+  number_.store(registry.next_number++, std::memory_order_relaxed);
+  registry.allocators[number_.load(std::memory_order_relaxed)] = this;
+}
+
+Bemalloc::~Bemalloc() {
+  Detach();
+  Registry& registry = Registry::Get();
+  const std::scoped_lock lock(registry.mutex);
+  std::erase_if(registry.allocators, [this](const auto& known) { return known.second == this; });
+}
+
+void Bemalloc::Detach() { number_.store(0, std::memory_order_relaxed); }
+
+Result<> Bemalloc::CheckOpen() const {
+  if (fork_generation_ != Registry::Get().fork_generation.load(std::memory_order_relaxed)) {
+    return Fail(ErrorCode::kClosed, "this pool belongs to the parent process; attach anew after fork()");
+  }
+  if (number_.load(std::memory_order_relaxed) == 0) {
+    return Fail(ErrorCode::kClosed, "the pool was detached; its buffers cannot be allocated or freed any more");
+  }
+  return {};
+}
+
+// The calling thread's cache; null while the thread is ending.
+Result<bemalloc::ThreadCache*> Bemalloc::Cache() {
+  if (Result<> open = CheckOpen(); !open) return std::unexpected(open.error());
+  const uint64_t number = number_.load(std::memory_order_relaxed);
+  if (bemalloc::t_cache->owner == number) return bemalloc::t_cache;
+  if (ThreadCaches::gone()) return nullptr;
+  ThreadCaches& mine = ThreadCaches::Mine();
+  ThreadCache* cache = mine.Find(number);
+  if (cache == nullptr) {
+    cache = mine.Add(number);
+    const std::scoped_lock lock(mutex_);
+    caches_.push_back(cache);
+  }
+  return bemalloc::t_cache = cache;
+}
+
+// The thread that owned the cache is ending; the registry is locked, so this allocator lives.
+void Bemalloc::ReturnCache(ThreadCache* cache) {
+  if (!CheckOpen()) return;  // Nobody will use these buffers again.
+  FlushAll(*cache);
+  const std::scoped_lock lock(mutex_);
+  std::erase(caches_, cache);
+}
+
+void Bemalloc::AddBlocks(const BlockSource::Blocks& blocks) {
+  heap_.AddBlocks(blocks.offset, blocks.bytes);
+  for (uint64_t block = blocks.offset / kBlockBytes; block < (blocks.offset + blocks.bytes) / kBlockBytes; ++block) {
+    regions_[block].store(blocks.region, std::memory_order_relaxed);
+    block_used_[block].store(true, std::memory_order_relaxed);
+  }
+  statistics_.peak_block_bytes = std::max(statistics_.peak_block_bytes, heap_.block_bytes());
+}
+
+// Calls `take` under the lock until it says true, acquiring blocks for a buffer of `bytes` when it does not.
+template <typename Take>
+Result<> Bemalloc::TakeOrGrow(uint64_t bytes, Take take) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (take()) return {};
+  }
+  const uint64_t needed = Heap::BytesToAcquire(bytes);
+  if (needed > reserve_bytes_) {
+    return Fail(ErrorCode::kInvalid, "a buffer of " + std::to_string(bytes) + " bytes exceeds the pool of " +
+                                         std::to_string(reserve_bytes_) + "; raise the quota or send less at once");
+  }
+  const std::scoped_lock growing(grow_mutex_);
+  {
+    const std::scoped_lock lock(mutex_);
+    if (take()) return {};  // Another thread grew the pool meanwhile.
+  }
+  const uint64_t before_ns = MonotonicClock().NowNs();
+  Result<BlockSource::Blocks> blocks = source_.Acquire(needed);
+  const uint64_t took_ns = MonotonicClock().NowNs() - before_ns;
+  const std::scoped_lock lock(mutex_);
+  statistics_.acquire_ns += took_ns;
+  if (!blocks) {
+    ++statistics_.refusals;
+    return std::unexpected(std::move(blocks.error()));
+  }
+  ++statistics_.acquisitions;
+  if (blocks->bytes < needed || blocks->bytes % kBlockBytes != 0 || blocks->offset % kBlockBytes != 0 ||
+      !InRange(blocks->offset, blocks->bytes, reserve_bytes_) || heap_.OwnsAny(blocks->offset, blocks->bytes)) {
+    return Fail(ErrorCode::kProtocol, "the block source answered " + std::to_string(needed) + " bytes with offset " +
+                                          std::to_string(blocks->offset) + ", " + std::to_string(blocks->bytes) +
+                                          " bytes: not whole blocks of this pool that are free");
+  }
+  AddBlocks(*blocks);
+  SLUICE_CHECK(take(), "what BytesToAcquire() says is enough");
+  return {};
+}
+
+Result<void*> Bemalloc::AllocateSlow(uint64_t bytes) {
+  Result<ThreadCache*> cache = Cache();
+  if (!cache) return std::unexpected(std::move(cache.error()));
+  if (*cache == nullptr || bytes > kMaxCachedBytes) return AllocateUncached(bytes, bemalloc::kGranuleBytes);
+  if (bytes > kMaxSmallBytes) return AllocateRun(**cache, bytes);
+  if (void* buffer = PopCached(bytes); buffer != nullptr) return buffer;  // It was only another allocator's cache.
+  return Refill(**cache, bemalloc::ClassOf(bytes));
+}
+
+// Takes some buffers of a small class from the heap: one for the caller, the others for its cache.
+Result<void*> Bemalloc::Refill(ThreadCache& cache, uint32_t size_class) {
+  CacheBin& bin = cache.bins[size_class];
+  RaiseLimit(cache, size_class, true);
+  const uint32_t room = bin.limit() - bin.count();
+  const uint32_t wanted = 1 + std::min(room / 2, kMaxBatch);
+  std::byte* first = nullptr;
+  const Result<> taken = TakeOrGrow(bemalloc::ClassBytes(size_class), [&] {
+    return heap_.AllocateSlots(size_class, wanted, [&](uint64_t offset, uint8_t* state) {
+      if (first == nullptr) {
+        first = base_ + offset;
+        bemalloc::SetState(state, bemalloc::kLive);
+        return;
+      }
+      bemalloc::SetState(state, bemalloc::kCached);
+      *bin.Top() = {base_ + offset, state};
+      bin.SetTop(bin.Top() + 1);
+    }) > 0;
+  });
+  if (!taken) return std::unexpected(taken.error());
+  return first;
+}
+
+Result<void*> Bemalloc::AllocateRun(ThreadCache& cache, uint64_t bytes) {
+  const uint32_t size_class = bemalloc::ClassOf(bytes);
+  const uint64_t run_bytes = bemalloc::ClassBytes(size_class);
+  CacheBin& bin = cache.bins[size_class];
+  if (bin.count() > 0) {
+    CachedBuffer* top = bin.Top() - 1;
+    bin.SetTop(top);
+    cache.run_bytes.store(cache.run_bytes.load(std::memory_order_relaxed) - run_bytes, std::memory_order_relaxed);
+    if (bemalloc::State(top->state) == bemalloc::kCached) {
+      bemalloc::SetState(top->state, bemalloc::kLive);
+      return top->address;
+    }
+  }
+  return AllocateUncached(run_bytes, kPageBytes);
+}
+
+Result<void*> Bemalloc::AllocateUncached(uint64_t bytes, uint64_t alignment) {
+  if (Result<> open = CheckOpen(); !open) return std::unexpected(std::move(open.error()));
+  if (!std::has_single_bit(alignment) || alignment > bemalloc::kMaxAlignment ||
+      reinterpret_cast<uintptr_t>(base_) % alignment != 0) {
+    return Fail(ErrorCode::kInvalid, "alignment " + std::to_string(alignment) +
+                                         ": must be a power of two up to 2 MiB, and the pool itself as aligned");
+  }
+  Span* span = nullptr;
+  const uint64_t pages = (std::max<uint64_t>(bytes, 1) - 1) / kPageBytes + 1;
+  const Result<> taken = TakeOrGrow(bytes, [&] {
+    span = heap_.AllocateRunSpan(pages, std::max<uint64_t>(alignment / kPageBytes, 1));
+    return span != nullptr;
+  });
+  if (!taken) return std::unexpected(taken.error());
+  bemalloc::SetState(span->states, bemalloc::kLive);
+  return base_ + span->start;
+}
+
+// The buffer around `inside` that is live or handed over. Needs no lock: of a live buffer nothing here changes.
+std::optional<Bemalloc::Located> Bemalloc::Locate(const void* inside) const {
+  if (!Owns(inside)) return std::nullopt;
+  const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(inside) - base_);
+  const Span* span = map_[offset >> kPageShift];
+  if (span == nullptr || span->magic == 0) return std::nullopt;
+  uint64_t slot = 0, bytes = span->bytes();
+  if (span->size_class < kSmallClasses) {
+    slot = static_cast<uint64_t>((static_cast<unsigned __int128>(offset - span->start) * span->magic) >> 64);
+    bytes = bemalloc::SmallClassBytes(span->size_class);
+  }
+  uint8_t* state = span->states + slot;
+  if (bemalloc::State(state) < bemalloc::kLive) return std::nullopt;
+  return Located{span->start + slot * bytes, bytes, span->size_class, state};
+}
+
+// The same, but only for the buffer's start; `verb` says what failed otherwise.
+Result<Bemalloc::Located> Bemalloc::LocateStart(void* buffer, const char* verb) const {
+  if (Result<> open = CheckOpen(); !open) return std::unexpected(std::move(open.error()));
+  if (!Owns(buffer)) return Fail(ErrorCode::kInvalid, Describe(buffer, verb) + "not a buffer of this pool");
+  const std::optional<Located> found = Locate(buffer);
+  if (!found) return Fail(ErrorCode::kInvalid, Describe(buffer, verb) + "no buffer is there; it was freed already");
+  const auto offset = static_cast<uint64_t>(static_cast<std::byte*>(buffer) - base_);
+  if (found->start != offset) {
+    return Fail(ErrorCode::kInvalid, Describe(buffer, verb) + "it lies " + std::to_string(offset - found->start) +
+                                         " bytes inside a buffer; name a buffer by its start");
+  }
+  return *found;
+}
+
+Result<> Bemalloc::DeallocateSlow(void* buffer) {
+  Result<ThreadCache*> cache = Cache();
+  if (!cache) return std::unexpected(std::move(cache.error()));
+  if (PushCached(buffer)) return {};  // It was only another allocator's cache.
+  const Result<Located> found = LocateStart(buffer, "free");
+  if (!found) return std::unexpected(found.error());
+  // The exchange decides between threads that free the same buffer at once.
+  const uint8_t before = __atomic_exchange_n(found->state, bemalloc::kCached, __ATOMIC_RELAXED);
+  if (before == bemalloc::kHandedOver) {
+    bemalloc::SetState(found->state, before);
+    return Fail(ErrorCode::kInvalid, Describe(buffer, "free") + "it is handed over (in flight); free it when it is back");
+  }
+  if (before != bemalloc::kLive) {
+    return Fail(ErrorCode::kInvalid, Describe(buffer, "free") + "no buffer is there; it was freed already");
+  }
+  if (*cache == nullptr || found->size_class == bemalloc::kUncached) {
+    const std::scoped_lock lock(mutex_);
+    return heap_.Free(found->start);
+  }
+  const CachedBuffer item{static_cast<std::byte*>(buffer), found->state};
+  if (found->size_class < kSmallClasses) {
+    CacheSmall(**cache, found->size_class, item);
+  } else {
+    CacheRun(**cache, found->size_class, item);
+  }
+  return {};
+}
+
+// The bin is full: it may hold more from now on, or else half of it goes to the heap.
+void Bemalloc::CacheSmall(ThreadCache& cache, uint32_t size_class, CachedBuffer buffer) {
+  CacheBin& bin = cache.bins[size_class];
+  if (!RaiseLimit(cache, size_class, bin.limit() == 0)) Flush(bin, (bin.count() + 1) / 2);
+  SLUICE_CHECK(bin.Top() < bin.end, "a flushed bin has room");
+  *bin.Top() = buffer;
+  bin.SetTop(bin.Top() + 1);
+}
+
+void Bemalloc::CacheRun(ThreadCache& cache, uint32_t size_class, CachedBuffer buffer) {
+  CacheBin& bin = cache.bins[size_class];
+  if (bin.begin == nullptr) {
+    cache.storage[size_class].reset(new CachedBuffer[kMaxRunsInBin]);
+    bin.begin = cache.storage[size_class].get();
+    bin.SetTop(bin.begin);
+    bin.end = bin.begin;  // So that PushCached() leaves runs to us, who count their bytes.
+  }
+  uint64_t run_bytes = cache.run_bytes.load(std::memory_order_relaxed);
+  if (bin.count() == kMaxRunsInBin) {
+    Flush(bin, kMaxRunsInBin / 2);
+    run_bytes -= kMaxRunsInBin / 2 * bemalloc::ClassBytes(size_class);
+  }
+  *bin.Top() = buffer;
+  bin.SetTop(bin.Top() + 1);
+  run_bytes += bemalloc::ClassBytes(size_class);
+  while (run_bytes > options_.thread_cache_bytes) {
+    CacheBin& victim = cache.bins[cache.next_run_victim];
+    run_bytes -= victim.count() * bemalloc::ClassBytes(cache.next_run_victim);
+    Flush(victim, victim.count());
+    if (++cache.next_run_victim == bemalloc::kClasses) cache.next_run_victim = kSmallClasses;
+  }
+  cache.run_bytes.store(run_bytes, std::memory_order_relaxed);
+}
+
+// Lets the bin hold more, at others' cost when `steal` and the thread's bound is reached. False: it holds no more.
+bool Bemalloc::RaiseLimit(ThreadCache& cache, uint32_t size_class, bool steal) {
+  CacheBin& bin = cache.bins[size_class];
+  const uint32_t most = MaxInBin(size_class);
+  if (bin.begin == nullptr) {
+    cache.storage[size_class].reset(new CachedBuffer[most]);
+    bin.begin = bin.end = cache.storage[size_class].get();
+    bin.SetTop(bin.begin);
+  }
+  const uint64_t slot_bytes = bemalloc::SmallClassBytes(size_class);
+  const uint32_t more = std::min(most - bin.limit(), std::max(bin.limit() / 2, 1u));
+  if (more == 0) return false;
+  if (cache.limit_bytes + more * slot_bytes > options_.thread_cache_bytes) {
+    if (!steal) return false;
+    uint64_t lowered = 0;
+    for (uint32_t tries = 0; tries < kSmallClasses && lowered < more * slot_bytes; ++tries) {
+      lowered += LowerSomeLimit(cache, size_class);
+    }
+  }
+  cache.limit_bytes += more * slot_bytes;
+  bin.end += more;
+  return true;
+}
+
+// Lowers the limit of the next bin in turn that has one; by how many bytes.
+uint64_t Bemalloc::LowerSomeLimit(ThreadCache& cache, uint32_t but_not) {
+  const uint32_t victim = cache.next_victim;
+  cache.next_victim = (victim + 1) % kSmallClasses;
+  CacheBin& bin = cache.bins[victim];
+  if (victim == but_not || bin.limit() <= 1) return 0;
+  const uint32_t less = (bin.limit() + 3) / 4;
+  if (bin.count() > bin.limit() - less) Flush(bin, bin.count() - (bin.limit() - less));
+  bin.end -= less;
+  const uint64_t bytes = less * uint64_t{bemalloc::SmallClassBytes(victim)};
+  cache.limit_bytes -= bytes;
+  return bytes;
+}
+
+// The oldest buffers of a bin go back to the heap.
+void Bemalloc::Flush(CacheBin& bin, uint32_t count) {
+  if (count == 0) return;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (uint32_t i = 0; i < count; ++i) {
+      const Result<> freed = heap_.Free(static_cast<uint64_t>(bin.begin[i].address - base_));
+      // Only a double free that raced with itself put one buffer into two caches.
+      if (!freed) ++statistics_.racing_double_frees;
+    }
+  }
+  std::copy(bin.begin + count, bin.Top(), bin.begin);
+  bin.SetTop(bin.Top() - count);
+}
+
+void Bemalloc::FlushAll(ThreadCache& cache) {
+  for (CacheBin& bin : cache.bins) Flush(bin, bin.count());
+  cache.run_bytes.store(0, std::memory_order_relaxed);
+}
+
+std::span<std::byte> Bemalloc::Find(const void* inside) const {
+  const std::optional<Located> found = Locate(inside);
+  if (!found) return {};
+  return {base_ + found->start, found->bytes};
+}
+
+Result<> Bemalloc::HandOver(void* buffer) {
+  const Result<Located> found = LocateStart(buffer, "hand-over");
+  if (!found) return std::unexpected(found.error());
+  if (!ChangeState(found->state, bemalloc::kLive, bemalloc::kHandedOver)) {
+    return Fail(ErrorCode::kInvalid, Describe(buffer, "hand-over") + "it is handed over (in flight) already");
+  }
+  return {};
+}
+
+Result<> Bemalloc::TakeBack(void* buffer) {
+  const Result<Located> found = LocateStart(buffer, "taking back");
+  if (!found) return std::unexpected(found.error());
+  if (!ChangeState(found->state, bemalloc::kHandedOver, bemalloc::kLive)) {
+    return Fail(ErrorCode::kInvalid, Describe(buffer, "taking back") + "it was not handed over");
+  }
+  return {};
+}
+
+uint64_t Bemalloc::ReleaseBlocks(uint64_t max_bytes) {
+  const std::scoped_lock growing(grow_mutex_);
+  uint64_t released = 0;
+  while (released < max_bytes) {
+    uint64_t offset = 0, bytes = 0;
+    {
+      const std::scoped_lock lock(mutex_);
+      if (!heap_.TakeEmptyRun(&offset, &bytes, max_bytes - released)) break;
+      for (uint64_t block = offset / kBlockBytes; block < (offset + bytes) / kBlockBytes; ++block) {
+        block_used_[block].store(false, std::memory_order_relaxed);
+      }
+      ++statistics_.releases;
+    }
+    source_.Release(offset, bytes);
+    released += bytes;
+  }
+  return released;
+}
+
+void Bemalloc::Maintain(uint64_t now_ns) {
+  if (!CheckOpen()) return;
+  uint64_t surplus = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (now_ns - window_start_ns_ < options_.quiet_ns) return;
+    window_start_ns_ = now_ns;
+    heap_.ReleaseKeptSpans();
+    // What stayed empty over a whole window was needed by nobody in it.
+    surplus = heap_.pages_.TakeLeastEmpty() * kBlockBytes;
+  }
+  if (surplus > options_.spare_bytes) ReleaseBlocks(surplus - options_.spare_bytes);
+}
+
+uint64_t Bemalloc::Trim() {
+  if (!CheckOpen()) return 0;
+  if (bemalloc::t_cache->owner == number_.load(std::memory_order_relaxed)) FlushAll(*bemalloc::t_cache);
+  return ReleaseBlocks(~uint64_t{0});
+}
+
+Bemalloc::Statistics Bemalloc::statistics() const {
+  const std::scoped_lock lock(mutex_);
+  Statistics result = statistics_;
+  for (const ThreadCache* cache : caches_) {
+    for (uint32_t i = 0; i < bemalloc::kClasses; ++i) result.cached_bytes += cache->bins[i].count() * bemalloc::ClassBytes(i);
+  }
+  // The counts move while they are read, so the sum can be a little more than there is.
+  result.live_bytes = heap_.live_bytes() - std::min(heap_.live_bytes(), result.cached_bytes);
+  result.block_bytes = heap_.block_bytes();
+  result.threads = static_cast<uint32_t>(caches_.size());
+  return result;
+}
+
+}  // namespace sluice

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "shm_proto/bemalloc/size_class.h"
+
+namespace sluice::bemalloc {
+
+// What the state byte of a buffer says.
+enum BufferState : uint8_t {
+  kFree = 0,
+  kCached = 1,      // In a thread's cache.
+  kLive = 2,        // The application's.
+  kHandedOver = 3,  // The application has given it away: in flight.
+};
+
+// A cached buffer: its address and where its state stands.
+struct CachedBuffer {
+  std::byte* address;
+  uint8_t* state;
+};
+
+// The cached buffers of one class, last in, first out.
+// Invariant: begin <= top <= end. `top` is atomic only so that statistics may read it; nobody else writes it.
+struct CacheBin {
+  std::atomic<CachedBuffer*> top{nullptr};
+  CachedBuffer* begin = nullptr;
+  CachedBuffer* end = nullptr;  // What the bin may hold now, not what its storage could.
+
+  CachedBuffer* Top() const { return top.load(std::memory_order_relaxed); }
+  void SetTop(CachedBuffer* value) { top.store(value, std::memory_order_relaxed); }
+  uint32_t count() const { return static_cast<uint32_t>(Top() - begin); }
+  uint32_t limit() const { return static_cast<uint32_t>(end - begin); }
+};
+
+// One thread's cached buffers of one allocator. The bins of small classes are bounded by limits that grow with use, those
+// of runs by a sum of bytes. Thread: its own; the allocator reads the counts and empties it when the thread is gone.
+struct ThreadCache {
+  uint64_t owner = ~uint64_t{0};  // Number of the allocator; this one is nobody's.
+  std::array<CacheBin, kClasses + 1> bins;
+  std::array<std::unique_ptr<CachedBuffer[]>, kClasses> storage;
+  uint64_t limit_bytes = 0;             // What the limits of the small bins add up to.
+  std::atomic<uint64_t> run_bytes = 0;  // What the bins of runs hold.
+  uint32_t next_victim = 0;             // Whose limit is lowered next.
+  uint32_t next_run_victim = kSmallClasses;
+};
+
+}  // namespace sluice::bemalloc
