@@ -3,11 +3,14 @@
 // memory and workers fetch from and push gradients to. Everything fetched is checked against what
 // it must be.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
+#include <iterator>
 #include <random>
 
 #include "report.h"
 #include "server.h"
+#include "summary.h"
 #include "worker.h"
 
 namespace {
@@ -162,6 +165,19 @@ int main(int argc, char** argv) {
   worker_app->add_flag("--quiet", worker.quiet, "No progress lines");
   AddTableOptions(*worker_app, worker.workload.shape);
 
+  std::string steady;
+  std::vector<std::string> faults;
+  auto* report_app = app.add_subcommand(
+      "report",
+      "Adds up what workers and servers wrote with --json; exit status 1 if anything is wrong");
+  report_app
+      ->add_option("--steady", steady, "The measured run: NAME,FILE...,PROCESS=CPU_SECONDS...")
+      ->required();
+  report_app
+      ->add_option("--fault", faults, "A run with a fault of that name; may be given several times")
+      ->allow_extra_args(false);
+  report_app->add_option("--json", json_path, "Write the table to this file");
+
   std::string name;
   std::string socket_path;
   for (auto* sub : {server_app, worker_app}) {
@@ -176,6 +192,11 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (*report_app) {
+    SummaryOptions summary{.steady = ParseRun(steady), .faults = {}, .json_path = json_path};
+    std::ranges::transform(faults, std::back_inserter(summary.faults), ParseRun);
+    return Summarize(summary);
   }
   StopOnSignals();
   if (*server_app) {

@@ -152,9 +152,10 @@ void Operations::EncodeNext(uint32_t shard, std::span<std::byte> message) const 
 }
 
 void Operations::MarkSent(uint32_t shard) {
-  stats_.bytes += NextBytes(shard);
+  const size_t bytes = NextBytes(shard);
   ShardQueue& queue = queues_[shard];
   SubRequest& sub = *queue.requests[queue.sent++];
+  StatsOf(operations_[sub.operation].op).bytes += bytes;
   stats_.pushes_resent += sub.sent_before;
   sub.sent_before = true;
 }
@@ -205,7 +206,7 @@ ReplyVerdict Operations::OnReply(uint32_t shard, std::span<const std::byte> mess
              ": the server refused a request: " + StatusName(reply->header.status));
     return ReplyVerdict::kGiveUp;
   }
-  stats_.bytes += message.size();
+  StatsOf(op).bytes += message.size();
   if (op == Op::kFetch) {
     CheckFetched(shard, sub, *reply);
   } else {

@@ -32,12 +32,14 @@ struct WorkloadOptions {
 struct OperationStats {
   OutcomeCounts outcomes;
   LatencyHistogram latency;  // Of those that ended OK.
+  uint64_t bytes = 0;        // Of its requests as sent and its replies as received.
 };
 
 struct WorkloadStats {
+  uint64_t bytes() const { return fetch.bytes + push.bytes; }
+
   OperationStats fetch;
   OperationStats push;
-  uint64_t bytes = 0;  // Of all requests sent and replies received.
   uint64_t rows_verified = 0;
   uint64_t values_verified = 0;
   uint64_t rows_wrong = 0;

@@ -38,6 +38,7 @@ json ToJson(const OperationStats& stats) {
     }
   }
   json result = ToJson(stats.outcomes, 0);
+  result["bytes"] = stats.bytes;
   result["mean_us"] = Us(latency.MeanNs());
   result["p50_us"] = Us(latency.QuantileNs(0.5));
   result["p99_us"] = Us(latency.QuantileNs(0.99));
@@ -87,7 +88,7 @@ std::string ToJson(const WorkerOptions& options, const WorkerStats& stats) {
                        {"fetch", ToJson(workload.fetch)},
                        {"push", ToJson(workload.push)},
                        {"operations_lost", stats.operations_lost},
-                       {"bytes", workload.bytes},
+                       {"bytes", workload.bytes()},
                        {"rows_verified", workload.rows_verified},
                        {"values_verified", workload.values_verified},
                        {"rows_wrong", workload.rows_wrong},
@@ -134,7 +135,7 @@ std::string ToText(const WorkerStats& stats) {
   text += Format(
       "  %.3f GB/s, %llu values verified, %llu rows wrong, %llu operations lost, %.2f CPU "
       "seconds\n",
-      static_cast<double>(workload.bytes) / 1e9 / stats.measured_s,
+      static_cast<double>(workload.bytes()) / 1e9 / stats.measured_s,
       static_cast<unsigned long long>(workload.values_verified),
       static_cast<unsigned long long>(workload.rows_wrong),
       static_cast<unsigned long long>(stats.operations_lost), stats.cpu_s);
@@ -170,8 +171,4 @@ bool WriteFile(const std::string& path, const std::string& text) {
   return true;
 }
 
-}  // namespace sluice_ps
-
-namespace sluice_ps {
-int Summarize(const SummaryOptions&) { return 0; }
 }  // namespace sluice_ps

@@ -274,7 +274,7 @@ void Worker::PrintProgress() {
       "verified=%llu wrong=%llu unknown=%llu\n",
       options_.name.c_str(), static_cast<double>(now_ns_ - start_ns_) / kNsPerSecondF,
       rate(stats.fetch.outcomes.ok, printed_.fetches),
-      rate(stats.push.outcomes.ok, printed_.pushes), rate(stats.bytes, printed_.bytes) / 1e9,
+      rate(stats.push.outcomes.ok, printed_.pushes), rate(stats.bytes(), printed_.bytes) / 1e9,
       static_cast<double>(operations_.recent().QuantileNs(0.99)) / 1e3,
       static_cast<unsigned long long>(operations_.outstanding()), static_cast<long>(up),
       links_.size(), static_cast<unsigned long long>(stats.values_verified),
@@ -282,7 +282,7 @@ void Worker::PrintProgress() {
       static_cast<unsigned long long>(stats.fetch.outcomes.unknown + stats.push.outcomes.unknown));
   std::fflush(stdout);
   operations_.recent() = LatencyHistogram();
-  printed_ = {now_ns_, stats.fetch.outcomes.ok, stats.push.outcomes.ok, stats.bytes};
+  printed_ = {now_ns_, stats.fetch.outcomes.ok, stats.push.outcomes.ok, stats.bytes()};
 }
 
 WorkerStats Worker::Finish() {
