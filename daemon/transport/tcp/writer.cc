@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/transport/tcp/writer.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+
+#include "shm_proto/base/check.h"
+
+namespace sluice::transport {
+namespace {
+
+WireOperation OperationOf(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::kSend: return WireOperation::kSend;
+    case Opcode::kWrite: return WireOperation::kWrite;
+    case Opcode::kWriteImmediate: return WireOperation::kWriteImmediate;
+  }
+  SLUICE_CHECK(false, "an opcode is one of three");
+  return WireOperation::kSend;
+}
+
+WireHeader HeaderOf(const SendRequest& request) {
+  const uint64_t bytes = TotalBytes(request);
+  SLUICE_CHECK(bytes <= UINT32_MAX, "a request is shorter than 4 GiB");
+  const bool write = request.opcode != Opcode::kSend;
+  return {.magic = kWireMagic,
+          .operation = static_cast<uint8_t>(OperationOf(request.opcode)),
+          .reserved = 0,
+          .length = static_cast<uint32_t>(bytes),
+          .immediate = request.opcode == Opcode::kWriteImmediate ? request.immediate : 0,
+          .key = write ? request.remote_key : 0,
+          .address = write ? request.remote_address : 0};
+}
+
+}  // namespace
+
+TcpWriter::TcpWriter(SendQueue& sends)
+    : sends_(sends), headers_(sends.depth()), frame_ends_(sends.depth()) {}
+
+size_t TcpWriter::Post(std::span<const SendRequest> requests) {
+  uint64_t position = sends_.end();
+  const size_t taken = sends_.Post(requests);
+  for (; position != sends_.end(); ++position) {
+    WireHeader& header = headers_[sends_.SlotOf(position)];
+    header = HeaderOf(sends_.at(position));
+    posted_bytes_ += sizeof header + header.length;
+    frame_ends_[sends_.SlotOf(position)] = posted_bytes_;
+  }
+  return taken;
+}
+
+WriteOutcome TcpWriter::Write(int socket, uint64_t limit_bytes) {
+  uint64_t written_here = 0;
+  while (has_unwritten()) {
+    if (written_here >= limit_bytes) return WriteOutcome::kMore;
+    uint64_t gathered_bytes = 0;
+    msghdr message{};
+    message.msg_iov = gathered_.data();
+    message.msg_iovlen = Gather(gathered_bytes);
+    const ssize_t sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      return errno == EAGAIN || errno == EWOULDBLOCK ? WriteOutcome::kBlocked
+                                                     : WriteOutcome::kFailed;
+    }
+    Advance(static_cast<uint64_t>(sent));
+    written_here += static_cast<uint64_t>(sent);
+    // A call cut short has marked the socket as out of room, as EAGAIN would.
+    if (static_cast<uint64_t>(sent) < gathered_bytes) return WriteOutcome::kBlocked;
+  }
+  return WriteOutcome::kDrained;
+}
+
+// Fills gathered_ from the first unwritten byte on.
+size_t TcpWriter::Gather(uint64_t& bytes) {
+  size_t count = 0;
+  bytes = 0;
+  for (uint64_t position = written_; position != sends_.end(); ++position) {
+    const SendRequest& request = sends_.at(position);
+    if (count + 1 + request.segment_count > kGatherPieces) break;
+    WireHeader& header = headers_[sends_.SlotOf(position)];
+    // Bytes of this frame that are written: only the first frame can have some.
+    const uint64_t start = frame_ends_[sends_.SlotOf(position)] - sizeof header - header.length;
+    uint64_t skip = written_bytes_ > start ? written_bytes_ - start : 0;
+    const auto add = [&](const void* address, uint64_t length) {
+      if (skip >= length) {
+        skip -= length;
+        return;
+      }
+      // sendmsg only reads; iovec has no const.
+      gathered_[count++] = {static_cast<std::byte*>(const_cast<void*>(address)) + skip,
+                            length - skip};
+      bytes += length - skip;
+      skip = 0;
+    };
+    add(&header, sizeof header);
+    for (uint32_t i = 0; i < request.segment_count; ++i) {
+      add(request.segments[i].address, request.segments[i].length);
+    }
+  }
+  return count;
+}
+
+void TcpWriter::Advance(uint64_t bytes) {
+  written_bytes_ += bytes;
+  while (has_unwritten() && frame_ends_[sends_.SlotOf(written_)] <= written_bytes_) ++written_;
+}
+
+void TcpWriter::Acknowledge(uint64_t unacknowledged, const QueuePair* owner, void* context,
+                            CompletionQueue& completions) {
+  if (unacknowledged > written_bytes_) return;  // The kernel also counts a FIN or SYN.
+  acknowledged_bytes_ = written_bytes_ - unacknowledged;
+  while (acknowledged_ != written_ &&
+         frame_ends_[sends_.SlotOf(acknowledged_)] <= acknowledged_bytes_) {
+    const SendRequest& request = sends_.at(acknowledged_);
+    if (request.signalled) {
+      completions.Push(owner, {.id = request.id,
+                               .context = context,
+                               .kind = CompletionKind::kSent,
+                               .status = Status::kOk,
+                               .immediate = 0,
+                               .bytes = 0,
+                               .data = nullptr});
+      sends_.Release(acknowledged_);
+    }
+    ++acknowledged_;
+  }
+}
+
+}  // namespace sluice::transport
