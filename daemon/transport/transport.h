@@ -92,8 +92,9 @@ struct Completion {
   Status status;
   uint32_t immediate;
   uint32_t bytes;
-  const std::byte* data;  // kReceived: valid until the next Poll() of this transport. Often, not
-                          // always, the posted memory.
+  // kReceived: valid until the next Poll() of this transport, aligned to nothing. Often, not always,
+  // the posted memory.
+  const std::byte* data;
 };
 
 // One end of a connection. Thread: its transport's. Allocates: not after creation, but for
