@@ -52,7 +52,8 @@ std::string Allowed(const KeyInfo& key);  // "a whole number from 1 to 64"
 Result<ConfigValue> ParseValue(const KeyInfo& key, std::string_view text);
 std::string FormatValue(const ConfigValue& value);  // As TOML.
 
-// Get and set by name. A tenant's key is "tenant.NAME.pool_quota_mib".
+// Get and set by name. A tenant's key is "tenant.NAME.pool_quota_mib". Only live keys can be set;
+// once all wanted ones are, CheckConfig() must follow.
 Result<ConfigValue> GetConfigKey(const Config& config, std::string_view name);
 Result<> SetConfigKey(Config& config, std::string_view name, std::string_view text);
 

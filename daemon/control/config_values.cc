@@ -263,7 +263,7 @@ Result<> SetConfigKey(Config& config, std::string_view name, std::string_view te
     auto value = ParseValue(*found->key, text);
     if (!value) return std::unexpected(value.error());
     found->key->set(config.tenants[found->tenant], *value);
-    return CheckConfig(config);
+    return {};
   }
   auto key = FindConfigKey(name);
   if (!key) return std::unexpected(key.error());
@@ -271,7 +271,7 @@ Result<> SetConfigKey(Config& config, std::string_view name, std::string_view te
   auto value = ParseValue(**key, text);
   if (!value) return std::unexpected(value.error());
   (*key)->set(config, *value);
-  return CheckConfig(config);
+  return {};
 }
 
 std::vector<NamedValue> AllConfigValues(const Config& config) {

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/io/messages.h"
+
+// One picture of the whole daemon, for sluicectl, /metrics, the status page and the watchdog. Plain
+// values: whoever owns a part fills in its struct.
+namespace sluice::control {
+
+struct DaemonStatus {
+  std::string name = {};
+  std::string version = {};
+  uint64_t instance = 0;
+  int32_t process_id = 0;
+  uint64_t uptime_ns = 0;
+  std::string config_path = {};  // Empty: defaults only.
+  std::string peer_auth = {};    // "key" or "none".
+  std::vector<std::string> peer_listen = {};
+  std::string idle = {};
+  bool ready = false;     // Takes clients and peers.
+  bool draining = false;  // Ends once what is in flight is over.
+};
+
+struct ClientStatus {
+  io::ClientId client = 0;
+  std::string name = {};  // As it calls itself: never an identity.
+  std::string tenant = {};
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  int32_t process_id = 0;    // For display.
+  uint64_t attached_ns = 0;  // How long ago.
+  uint32_t channels = 0;
+  uint32_t sockets = 0;
+  uint32_t listeners = 0;
+  uint64_t pool_bytes = 0;  // Extents.
+  uint64_t pool_quota_bytes = 0;
+  uint64_t send_block_bytes = 0;     // Blocks the client allocates from.
+  uint64_t receive_block_bytes = 0;  // Blocks lent to the I/O threads.
+};
+
+struct PeerStatus {
+  PeerId peer = 0;
+  std::string name = {};   // "host:port".
+  std::string state = {};  // "resolving", "dialling", "handshake", "up", "waiting", "refused".
+  uint32_t io_thread = 0;
+  uint64_t instance = 0;  // Of the peer's daemon; 0 before the first handshake.
+  bool authenticated = false;
+  uint64_t attempts = 0;        // To reach it, in all.
+  uint64_t next_dial_ns = 0;    // From now; 0: none is due.
+  std::string last_error = {};  // Of the last attempt; empty after a success.
+};
+
+// A figure of any part of the control thread. The set of labels must be bounded.
+struct NamedNumber {
+  std::string name = {};  // As in /metrics without its prefix: "attaches_refused_total".
+  std::string help = {};
+  std::vector<std::pair<std::string, std::string>> labels = {};
+  double value = 0;
+  bool counter = true;  // Only grows; else a gauge.
+};
+
+struct ThreadStatus {
+  uint32_t io_thread = 0;
+  bool answered = false;   // Within the deadline; else `snapshot` is the last one it gave.
+  uint64_t silent_ns = 0;  // Since its last answer.
+  io::ThreadSnapshot snapshot = {};
+};
+
+struct NodeStatus {
+  DaemonStatus daemon;
+  std::vector<ThreadStatus> threads = {};
+  std::vector<ClientStatus> clients = {};
+  std::vector<PeerStatus> peers = {};
+  std::vector<NamedNumber> numbers = {};
+
+  bool AllThreadsAnswered() const { return std::ranges::all_of(threads, &ThreadStatus::answered); }
+};
+
+// Where the picture comes from. Thread: control.
+class StatusSource {
+ public:
+  using Callback = std::function<void(const NodeStatus&)>;
+
+  virtual ~StatusSource() = default;
+
+  // Calls `done` exactly once on the control thread, within a bounded time whatever hangs.
+  virtual void Collect(Callback done) = 0;
+};
+
+}  // namespace sluice::control
