@@ -9,9 +9,9 @@
 
 namespace sluice {
 
-// Blocks of private memory of this process, for programs without a daemon, tests and measurements: committed and
-// touched when acquired, as registration would, and returned to the system when released.
-// Thread: any. Owns the range of addresses.
+// Blocks of private memory of this process, for programs without a daemon, tests and measurements:
+// committed and touched when acquired, as registration would, and returned to the system when
+// released. Thread: any. Owns the range of addresses.
 class AnonymousBlockSource final : public BlockSource {
  public:
   struct Options {
@@ -21,7 +21,8 @@ class AnonymousBlockSource final : public BlockSource {
   };
 
   AnonymousBlockSource(uint64_t reserve_bytes, const Options& options);
-  explicit AnonymousBlockSource(uint64_t reserve_bytes) : AnonymousBlockSource(reserve_bytes, Options()) {}
+  explicit AnonymousBlockSource(uint64_t reserve_bytes)
+      : AnonymousBlockSource(reserve_bytes, Options()) {}
   ~AnonymousBlockSource() override;
   AnonymousBlockSource(const AnonymousBlockSource&) = delete;
   AnonymousBlockSource& operator=(const AnonymousBlockSource&) = delete;

@@ -43,8 +43,8 @@ constexpr uint32_t MaxInBin(uint32_t size_class) {
   return static_cast<uint32_t>(std::min<uint64_t>(count, kMaxBinBuffers));
 }
 
-// Every allocator of this process by number, so that a thread that ends knows which of those it used still exist. Never
-// destroyed: threads may end after main.
+// Every allocator of this process by number, so that a thread that ends knows which of those it
+// used still exist. Never destroyed: threads may end after main.
 struct Registry {
   std::mutex mutex;
   std::map<uint64_t, Bemalloc*> allocators;
@@ -57,7 +57,8 @@ struct Registry {
       pthread_atfork([] { Get().mutex.lock(); }, [] { Get().mutex.unlock(); },
                      [] {
                        Get().mutex.unlock();
-                       Get().fork_generation.fetch_add(1, std::memory_order_relaxed);  // One thread is left.
+                       Get().fork_generation.fetch_add(
+                           1, std::memory_order_relaxed);  // One thread is left.
                        bemalloc::t_cache = &bemalloc::no_cache;
                      });
       return made;
@@ -78,7 +79,8 @@ bool ChangeState(uint8_t* state, uint8_t from, uint8_t to) {
 
 }  // namespace
 
-// The caches of one thread, one for each allocator it has used. Gives them back when the thread ends.
+// The caches of one thread, one for each allocator it has used. Gives them back when the thread
+// ends.
 class ThreadCaches {
  public:
   static ThreadCaches& Mine() {
@@ -106,7 +108,8 @@ class ThreadCaches {
     bemalloc::t_cache = &bemalloc::no_cache;
     Registry& registry = Registry::Get();
     const std::scoped_lock lock(registry.mutex);
-    std::erase_if(caches_, [&](const auto& known) { return !registry.allocators.contains(known.first); });
+    std::erase_if(caches_,
+                  [&](const auto& known) { return !registry.allocators.contains(known.first); });
     auto& cache = caches_[number];
     cache = std::make_unique<bemalloc::ThreadCache>();
     cache->owner = number;
@@ -151,10 +154,12 @@ void Bemalloc::Detach() { number_.store(0, std::memory_order_relaxed); }
 
 Result<> Bemalloc::CheckOpen() const {
   if (fork_generation_ != Registry::Get().fork_generation.load(std::memory_order_relaxed)) {
-    return Fail(ErrorCode::kClosed, "this pool belongs to the parent process; attach anew after fork()");
+    return Fail(ErrorCode::kClosed,
+                "this pool belongs to the parent process; attach anew after fork()");
   }
   if (number_.load(std::memory_order_relaxed) == 0) {
-    return Fail(ErrorCode::kClosed, "the pool was detached; its buffers cannot be allocated or freed any more");
+    return Fail(ErrorCode::kClosed,
+                "the pool was detached; its buffers cannot be allocated or freed any more");
   }
   return {};
 }
@@ -185,14 +190,16 @@ void Bemalloc::ReturnCache(ThreadCache* cache) {
 
 void Bemalloc::AddBlocks(const BlockSource::Blocks& blocks) {
   heap_.AddBlocks(blocks.offset, blocks.bytes);
-  for (uint64_t block = blocks.offset / kBlockBytes; block < (blocks.offset + blocks.bytes) / kBlockBytes; ++block) {
+  for (uint64_t block = blocks.offset / kBlockBytes;
+       block < (blocks.offset + blocks.bytes) / kBlockBytes; ++block) {
     regions_[block].store(blocks.region, std::memory_order_relaxed);
     block_used_[block].store(true, std::memory_order_relaxed);
   }
   statistics_.peak_block_bytes = std::max(statistics_.peak_block_bytes, heap_.block_bytes());
 }
 
-// Calls `take` under the lock until it says true, acquiring blocks for a buffer of `bytes` when it does not.
+// Calls `take` under the lock until it says true, acquiring blocks for a buffer of `bytes` when it
+// does not.
 template <typename Take>
 Result<> Bemalloc::TakeOrGrow(uint64_t bytes, Take take) {
   {
@@ -201,8 +208,9 @@ Result<> Bemalloc::TakeOrGrow(uint64_t bytes, Take take) {
   }
   const uint64_t needed = Heap::BytesToAcquire(bytes);
   if (needed > reserve_bytes_) {
-    return Fail(ErrorCode::kInvalid, "a buffer of " + std::to_string(bytes) + " bytes exceeds the pool of " +
-                                         std::to_string(reserve_bytes_) + "; raise the quota or send less at once");
+    return Fail(ErrorCode::kInvalid,
+                "a buffer of " + std::to_string(bytes) + " bytes exceeds the pool of " +
+                    std::to_string(reserve_bytes_) + "; raise the quota or send less at once");
   }
   const std::scoped_lock growing(grow_mutex_);
   {
@@ -219,10 +227,13 @@ Result<> Bemalloc::TakeOrGrow(uint64_t bytes, Take take) {
     return std::unexpected(std::move(blocks.error()));
   }
   ++statistics_.acquisitions;
-  if (blocks->bytes < needed || blocks->bytes % kBlockBytes != 0 || blocks->offset % kBlockBytes != 0 ||
-      !InRange(blocks->offset, blocks->bytes, reserve_bytes_) || heap_.OwnsAny(blocks->offset, blocks->bytes)) {
-    return Fail(ErrorCode::kProtocol, "the block source answered " + std::to_string(needed) + " bytes with offset " +
-                                          std::to_string(blocks->offset) + ", " + std::to_string(blocks->bytes) +
+  if (blocks->bytes < needed || blocks->bytes % kBlockBytes != 0 ||
+      blocks->offset % kBlockBytes != 0 ||
+      !InRange(blocks->offset, blocks->bytes, reserve_bytes_) ||
+      heap_.OwnsAny(blocks->offset, blocks->bytes)) {
+    return Fail(ErrorCode::kProtocol, "the block source answered " + std::to_string(needed) +
+                                          " bytes with offset " + std::to_string(blocks->offset) +
+                                          ", " + std::to_string(blocks->bytes) +
                                           " bytes: not whole blocks of this pool that are free");
   }
   AddBlocks(*blocks);
@@ -233,9 +244,11 @@ Result<> Bemalloc::TakeOrGrow(uint64_t bytes, Take take) {
 Result<void*> Bemalloc::AllocateSlow(uint64_t bytes) {
   Result<ThreadCache*> cache = Cache();
   if (!cache) return std::unexpected(std::move(cache.error()));
-  if (*cache == nullptr || bytes > kMaxCachedBytes) return AllocateUncached(bytes, bemalloc::kGranuleBytes);
+  if (*cache == nullptr || bytes > kMaxCachedBytes)
+    return AllocateUncached(bytes, bemalloc::kGranuleBytes);
   if (bytes > kMaxSmallBytes) return AllocateRun(**cache, bytes);
-  if (void* buffer = PopCached(bytes); buffer != nullptr) return buffer;  // It was only another allocator's cache.
+  if (void* buffer = PopCached(bytes); buffer != nullptr)
+    return buffer;  // It was only another allocator's cache.
   return Refill(**cache, bemalloc::ClassOf(bytes));
 }
 
@@ -269,7 +282,8 @@ Result<void*> Bemalloc::AllocateRun(ThreadCache& cache, uint64_t bytes) {
   if (bin.count() > 0) {
     CachedBuffer* top = bin.Top() - 1;
     bin.SetTop(top);
-    cache.run_bytes.store(cache.run_bytes.load(std::memory_order_relaxed) - run_bytes, std::memory_order_relaxed);
+    cache.run_bytes.store(cache.run_bytes.load(std::memory_order_relaxed) - run_bytes,
+                          std::memory_order_relaxed);
     if (bemalloc::State(top->state) == bemalloc::kCached) {
       bemalloc::SetState(top->state, bemalloc::kLive);
       return top->address;
@@ -282,8 +296,9 @@ Result<void*> Bemalloc::AllocateUncached(uint64_t bytes, uint64_t alignment) {
   if (Result<> open = CheckOpen(); !open) return std::unexpected(std::move(open.error()));
   if (!std::has_single_bit(alignment) || alignment > bemalloc::kMaxAlignment ||
       reinterpret_cast<uintptr_t>(base_) % alignment != 0) {
-    return Fail(ErrorCode::kInvalid, "alignment " + std::to_string(alignment) +
-                                         ": must be a power of two up to 2 MiB, and the pool itself as aligned");
+    return Fail(ErrorCode::kInvalid,
+                "alignment " + std::to_string(alignment) +
+                    ": must be a power of two up to 2 MiB, and the pool itself as aligned");
   }
   Span* span = nullptr;
   const uint64_t pages = (std::max<uint64_t>(bytes, 1) - 1) / kPageBytes + 1;
@@ -296,7 +311,8 @@ Result<void*> Bemalloc::AllocateUncached(uint64_t bytes, uint64_t alignment) {
   return base_ + span->start;
 }
 
-// The buffer around `inside` that is live or handed over. Needs no lock: of a live buffer nothing here changes.
+// The buffer around `inside` that is live or handed over. Needs no lock: of a live buffer nothing
+// here changes.
 std::optional<Bemalloc::Located> Bemalloc::Locate(const void* inside) const {
   if (!Owns(inside)) return std::nullopt;
   const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(inside) - base_);
@@ -304,7 +320,8 @@ std::optional<Bemalloc::Located> Bemalloc::Locate(const void* inside) const {
   if (span == nullptr || span->magic == 0) return std::nullopt;
   uint64_t slot = 0, bytes = span->bytes();
   if (span->size_class < kSmallClasses) {
-    slot = static_cast<uint64_t>((static_cast<unsigned __int128>(offset - span->start) * span->magic) >> 64);
+    slot = static_cast<uint64_t>(
+        (static_cast<unsigned __int128>(offset - span->start) * span->magic) >> 64);
     bytes = bemalloc::SmallClassBytes(span->size_class);
   }
   uint8_t* state = span->states + slot;
@@ -315,12 +332,16 @@ std::optional<Bemalloc::Located> Bemalloc::Locate(const void* inside) const {
 // The same, but only for the buffer's start; `verb` says what failed otherwise.
 Result<Bemalloc::Located> Bemalloc::LocateStart(void* buffer, const char* verb) const {
   if (Result<> open = CheckOpen(); !open) return std::unexpected(std::move(open.error()));
-  if (!Owns(buffer)) return Fail(ErrorCode::kInvalid, Describe(buffer, verb) + "not a buffer of this pool");
+  if (!Owns(buffer))
+    return Fail(ErrorCode::kInvalid, Describe(buffer, verb) + "not a buffer of this pool");
   const std::optional<Located> found = Locate(buffer);
-  if (!found) return Fail(ErrorCode::kInvalid, Describe(buffer, verb) + "no buffer is there; it was freed already");
+  if (!found)
+    return Fail(ErrorCode::kInvalid,
+                Describe(buffer, verb) + "no buffer is there; it was freed already");
   const auto offset = static_cast<uint64_t>(static_cast<std::byte*>(buffer) - base_);
   if (found->start != offset) {
-    return Fail(ErrorCode::kInvalid, Describe(buffer, verb) + "it lies " + std::to_string(offset - found->start) +
+    return Fail(ErrorCode::kInvalid, Describe(buffer, verb) + "it lies " +
+                                         std::to_string(offset - found->start) +
                                          " bytes inside a buffer; name a buffer by its start");
   }
   return *found;
@@ -336,10 +357,12 @@ Result<> Bemalloc::DeallocateSlow(void* buffer) {
   const uint8_t before = __atomic_exchange_n(found->state, bemalloc::kCached, __ATOMIC_RELAXED);
   if (before == bemalloc::kHandedOver) {
     bemalloc::SetState(found->state, before);
-    return Fail(ErrorCode::kInvalid, Describe(buffer, "free") + "it is handed over (in flight); free it when it is back");
+    return Fail(ErrorCode::kInvalid, Describe(buffer, "free") +
+                                         "it is handed over (in flight); free it when it is back");
   }
   if (before != bemalloc::kLive) {
-    return Fail(ErrorCode::kInvalid, Describe(buffer, "free") + "no buffer is there; it was freed already");
+    return Fail(ErrorCode::kInvalid,
+                Describe(buffer, "free") + "no buffer is there; it was freed already");
   }
   if (*cache == nullptr || found->size_class == bemalloc::kUncached) {
     const std::scoped_lock lock(mutex_);
@@ -388,7 +411,8 @@ void Bemalloc::CacheRun(ThreadCache& cache, uint32_t size_class, CachedBuffer bu
   cache.run_bytes.store(run_bytes, std::memory_order_relaxed);
 }
 
-// Lets the bin hold more, at others' cost when `steal` and the thread's bound is reached. False: it holds no more.
+// Lets the bin hold more, at others' cost when `steal` and the thread's bound is reached. False: it
+// holds no more.
 bool Bemalloc::RaiseLimit(ThreadCache& cache, uint32_t size_class, bool steal) {
   CacheBin& bin = cache.bins[size_class];
   const uint32_t most = MaxInBin(size_class);
@@ -456,7 +480,8 @@ Result<> Bemalloc::HandOver(void* buffer) {
   const Result<Located> found = LocateStart(buffer, "hand-over");
   if (!found) return std::unexpected(found.error());
   if (!ChangeState(found->state, bemalloc::kLive, bemalloc::kHandedOver)) {
-    return Fail(ErrorCode::kInvalid, Describe(buffer, "hand-over") + "it is handed over (in flight) already");
+    return Fail(ErrorCode::kInvalid,
+                Describe(buffer, "hand-over") + "it is handed over (in flight) already");
   }
   return {};
 }
@@ -505,7 +530,8 @@ void Bemalloc::Maintain(uint64_t now_ns) {
 
 uint64_t Bemalloc::Trim() {
   if (!CheckOpen()) return 0;
-  if (bemalloc::t_cache->owner == number_.load(std::memory_order_relaxed)) FlushAll(*bemalloc::t_cache);
+  if (bemalloc::t_cache->owner == number_.load(std::memory_order_relaxed))
+    FlushAll(*bemalloc::t_cache);
   return ReleaseBlocks(~uint64_t{0});
 }
 
@@ -513,7 +539,8 @@ Bemalloc::Statistics Bemalloc::statistics() const {
   const std::scoped_lock lock(mutex_);
   Statistics result = statistics_;
   for (const ThreadCache* cache : caches_) {
-    for (uint32_t i = 0; i < bemalloc::kClasses; ++i) result.cached_bytes += cache->bins[i].count() * bemalloc::ClassBytes(i);
+    for (uint32_t i = 0; i < bemalloc::kClasses; ++i)
+      result.cached_bytes += cache->bins[i].count() * bemalloc::ClassBytes(i);
   }
   // The counts move while they are read, so the sum can be a little more than there is.
   result.live_bytes = heap_.live_bytes() - std::min(heap_.live_bytes(), result.cached_bytes);

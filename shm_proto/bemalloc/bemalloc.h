@@ -17,80 +17,97 @@
 
 namespace sluice {
 
-// The registered-memory allocator (ByteExpress 5.2, figure 3) for many threads: buffers inside blocks of one contiguous
-// range of addresses. Each thread keeps a bounded cache of buffers and allocates and frees without a lock or an atomic
-// operation; behind the caches stands one Heap.
-// Invariant: live buffers never overlap, whatever is written into the pool; all metadata is private memory outside it.
-// Thread: any, except where said. A buffer may be freed by any thread. In a forked child every call says kClosed: the pool
-// belongs to the parent.
-// Owns its metadata; borrows the range of addresses, the blocks and their source, which must outlive it.
+// The registered-memory allocator (ByteExpress 5.2, figure 3) for many threads: buffers inside
+// blocks of one contiguous range of addresses. Each thread keeps a bounded cache of buffers and
+// allocates and frees without a lock or an atomic operation; behind the caches stands one Heap.
+// Invariant: live buffers never overlap, whatever is written into the pool; all metadata is private
+// memory outside it. Thread: any, except where said. A buffer may be freed by any thread. In a
+// forked child every call says kClosed: the pool belongs to the parent. Owns its metadata; borrows
+// the range of addresses, the blocks and their source, which must outlive it.
 class Bemalloc {
  public:
   struct Options {
-    uint64_t thread_cache_bytes = 2 * kMiB;  // Bound of each thread's small buffers, and again of its larger ones.
-    uint64_t quiet_ns = 10'000'000'000;      // Blocks that nobody needed for so long go back to their source.
-    uint64_t spare_bytes = 4 * kMiB;         // Empty blocks that stay even then.
+    uint64_t thread_cache_bytes = 2 * kMiB;  // Bound of each thread's small buffers, and again of
+                                             // its larger ones.
+    uint64_t quiet_ns = 10'000'000'000;  // Blocks that nobody needed for so long go back to their
+                                         // source.
+    uint64_t spare_bytes = 4 * kMiB;     // Empty blocks that stay even then.
   };
 
   struct Statistics {
-    uint64_t live_bytes = 0;     // Usable bytes of the application's buffers.
-    uint64_t cached_bytes = 0;   // Usable bytes of buffers in threads' caches.
-    uint64_t block_bytes = 0;    // Held and registered.
+    uint64_t live_bytes = 0;    // Usable bytes of the application's buffers.
+    uint64_t cached_bytes = 0;  // Usable bytes of buffers in threads' caches.
+    uint64_t block_bytes = 0;   // Held and registered.
     uint64_t peak_block_bytes = 0;
-    uint64_t acquisitions = 0;   // Calls of the source that grew the pool, each a registration.
-    uint64_t acquire_ns = 0;     // What they took altogether.
-    uint64_t refusals = 0;       // Calls of the source that failed.
-    uint64_t releases = 0;       // Calls that gave blocks back.
-    uint64_t racing_double_frees = 0;  // Two threads freed one buffer at once, unseen until one of them was flushed.
-    uint32_t threads = 0;        // With a cache.
+    uint64_t acquisitions = 0;  // Calls of the source that grew the pool, each a registration.
+    uint64_t acquire_ns = 0;    // What they took altogether.
+    uint64_t refusals = 0;      // Calls of the source that failed.
+    uint64_t releases = 0;      // Calls that gave blocks back.
+    uint64_t racing_double_frees = 0;  // Two threads freed one buffer at once, unseen until one of
+                                       // them was flushed.
+    uint32_t threads = 0;              // With a cache.
   };
 
-  // `base`: where the pool lies, a multiple of 4 MiB for every alignment to be possible. Pool offsets count from it.
+  // `base`: where the pool lies, a multiple of 4 MiB for every alignment to be possible. Pool
+  // offsets count from it.
   Bemalloc(void* base, uint64_t reserve_bytes, BlockSource& source, const Options& options);
-  Bemalloc(void* base, uint64_t reserve_bytes, BlockSource& source) : Bemalloc(base, reserve_bytes, source, Options()) {}
-  ~Bemalloc();  // Blocks are not released one by one: the pool goes with it. No thread may be inside a call.
+  Bemalloc(void* base, uint64_t reserve_bytes, BlockSource& source)
+      : Bemalloc(base, reserve_bytes, source, Options()) {}
+  ~Bemalloc();  // Blocks are not released one by one: the pool goes with it. No thread may be
+                // inside a call.
   Bemalloc(const Bemalloc&) = delete;
   Bemalloc& operator=(const Bemalloc&) = delete;
 
-  // A buffer of at least `bytes` (0 counts as 1), aligned to 16. kNoMemory and what the source says when it must grow and
-  // cannot; kInvalid when `bytes` exceeds the pool; kClosed after Detach().
+  // A buffer of at least `bytes` (0 counts as 1), aligned to 16. kNoMemory and what the source says
+  // when it must grow and cannot; kInvalid when `bytes` exceeds the pool; kClosed after Detach().
   Result<void*> Allocate(uint64_t bytes) {
-    if (void* buffer = PopCached(bytes); buffer != nullptr) [[likely]] return buffer;
+    if (void* buffer = PopCached(bytes); buffer != nullptr) [[likely]]
+      return buffer;
     return AllocateSlow(bytes);
   }
   // The same, aligned to a power of two up to 2 MiB.
   Result<void*> AllocateAligned(uint64_t bytes, uint64_t alignment) {
-    // Slots of a class that holds a multiple of a small power of two start at multiples of it themselves.
-    if (alignment - 1 < bemalloc::kPageBytes && (alignment & (alignment - 1)) == 0 && bytes <= bemalloc::kMaxCachedBytes) {
+    // Slots of a class that holds a multiple of a small power of two start at multiples of it
+    // themselves.
+    if (alignment - 1 < bemalloc::kPageBytes && (alignment & (alignment - 1)) == 0 &&
+        bytes <= bemalloc::kMaxCachedBytes) {
       return Allocate((bytes + alignment - 1) & ~(alignment - 1));
     }
     return AllocateUncached(bytes, alignment);
   }
-  // kInvalid: not this pool's, not a buffer's start, freed already, or handed over; nothing has changed then.
+  // kInvalid: not this pool's, not a buffer's start, freed already, or handed over; nothing has
+  // changed then.
   Result<> Deallocate(void* buffer) {
-    if (PushCached(buffer)) [[likely]] return {};
+    if (PushCached(buffer)) [[likely]]
+      return {};
     return DeallocateSlow(buffer);
   }
 
-  // The whole live buffer around `inside`; empty when there is none. Its size is the usable size. O(1).
+  // The whole live buffer around `inside`; empty when there is none. Its size is the usable size.
+  // O(1).
   std::span<std::byte> Find(const void* inside) const;
   bool Owns(const void* inside) const { return region_slot(inside) != nullptr; }
-  // What the source said of the block that `inside` lies in; 0 where no block is. O(1), for any address.
+  // What the source said of the block that `inside` lies in; 0 where no block is. O(1), for any
+  // address.
   uint64_t RegionOf(const void* inside) const {
     const std::atomic<uint64_t>* slot = region_slot(inside);
     return slot != nullptr ? slot->load(std::memory_order_relaxed) : 0;
   }
 
-  // Ownership leaves the application (a send, another process) and comes back. Between the two the buffer cannot be freed
-  // or handed over again: kInvalid. Of two threads that hand over the same buffer exactly one succeeds.
+  // Ownership leaves the application (a send, another process) and comes back. Between the two the
+  // buffer cannot be freed or handed over again: kInvalid. Of two threads that hand over the same
+  // buffer exactly one succeeds.
   Result<> HandOver(void* buffer);
   Result<> TakeBack(void* buffer);
 
-  // Gives back what nobody needed for quiet_ns; call it from time to time on any one thread, never on a latency path.
+  // Gives back what nobody needed for quiet_ns; call it from time to time on any one thread, never
+  // on a latency path.
   void Maintain(uint64_t now_ns);
-  // Empties the calling thread's cache and gives every empty block back at once; how many bytes went.
+  // Empties the calling thread's cache and gives every empty block back at once; how many bytes
+  // went.
   uint64_t Trim();
-  // Every call from now on says kClosed and blocks are no longer released. Pool memory stays as it is.
+  // Every call from now on says kClosed and blocks are no longer released. Pool memory stays as it
+  // is.
   void Detach();
 
   Statistics statistics() const;
@@ -141,8 +158,9 @@ class Bemalloc {
 
   std::byte* const base_;
   const uint64_t reserve_bytes_;
-  std::atomic<uint64_t> number_;  // Of this allocator in this process, 0 once detached: what thread caches refer to.
-  Span* const* map_ = nullptr;    // The heap's page map.
+  std::atomic<uint64_t>
+      number_;  // Of this allocator in this process, 0 once detached: what thread caches refer to.
+  Span* const* map_ = nullptr;  // The heap's page map.
   BlockSource& source_;
   const Options options_;
   const uint64_t fork_generation_;
@@ -150,8 +168,8 @@ class Bemalloc {
   std::unique_ptr<std::atomic<uint64_t>[]> regions_;  // By block.
   std::unique_ptr<std::atomic<bool>[]> block_used_;   // By block.
 
-  std::mutex grow_mutex_;      // Held while the source is asked; taken before mutex_.
-  mutable std::mutex mutex_;   // Guards what follows.
+  std::mutex grow_mutex_;     // Held while the source is asked; taken before mutex_.
+  mutable std::mutex mutex_;  // Guards what follows.
   Heap heap_;
   std::vector<ThreadCache*> caches_;  // Each its thread's own.
   Statistics statistics_;
@@ -162,16 +180,19 @@ namespace bemalloc {
 // The cache that the calling thread used last; never null. Of no allocator at first.
 [[gnu::tls_model("initial-exec")]] extern __thread ThreadCache* t_cache;
 
-// State bytes cross threads together with the buffers they describe; the application orders that, we need only that no
-// value is torn.
+// State bytes cross threads together with the buffers they describe; the application orders that,
+// we need only that no value is torn.
 inline uint8_t State(const uint8_t* state) { return __atomic_load_n(state, __ATOMIC_RELAXED); }
-inline void SetState(uint8_t* state, uint8_t value) { __atomic_store_n(state, value, __ATOMIC_RELAXED); }
+inline void SetState(uint8_t* state, uint8_t value) {
+  __atomic_store_n(state, value, __ATOMIC_RELAXED);
+}
 }  // namespace bemalloc
 
 // Null when the cache has none, or is another allocator's.
 inline void* Bemalloc::PopCached(uint64_t bytes) {
   ThreadCache& cache = *bemalloc::t_cache;
-  if (bytes > bemalloc::kMaxSmallBytes || cache.owner != number_.load(std::memory_order_relaxed)) return nullptr;
+  if (bytes > bemalloc::kMaxSmallBytes || cache.owner != number_.load(std::memory_order_relaxed))
+    return nullptr;
   CacheBin& bin = cache.bins[bemalloc::ClassOf(bytes)];
   CachedBuffer* top = bin.Top();
   if (top == bin.begin) return nullptr;
@@ -182,20 +203,24 @@ inline void* Bemalloc::PopCached(uint64_t bytes) {
   return top->address;
 }
 
-// False when there is anything to look at more closely: no room, another allocator's cache, a run, a bad pointer.
+// False when there is anything to look at more closely: no room, another allocator's cache, a run,
+// a bad pointer.
 inline bool Bemalloc::PushCached(void* buffer) {
   ThreadCache& cache = *bemalloc::t_cache;
   const uint64_t offset = static_cast<uint64_t>(static_cast<std::byte*>(buffer) - base_);
-  if (offset >= reserve_bytes_ || cache.owner != number_.load(std::memory_order_relaxed)) return false;
+  if (offset >= reserve_bytes_ || cache.owner != number_.load(std::memory_order_relaxed))
+    return false;
   const Span* span = map_[offset >> bemalloc::kPageShift];
   if (span == nullptr) return false;
-  // The low half is below the magic exactly when the offset is a slot's start; the high half is the slot's number.
+  // The low half is below the magic exactly when the offset is a slot's start; the high half is the
+  // slot's number.
   const auto product = static_cast<unsigned __int128>(offset - span->start) * span->magic;
   if (static_cast<uint64_t>(product) >= span->magic) return false;
   uint8_t* state = span->states + static_cast<uint64_t>(product >> 64);
   CacheBin& bin = cache.bins[span->size_class];
   CachedBuffer* top = bin.Top();
-  if (top == bin.end || bemalloc::State(state) != bemalloc::kLive) return false;
+  // The end of a bin of runs is its beginning: CacheRun() counts their bytes.
+  if (top >= bin.end || bemalloc::State(state) != bemalloc::kLive) return false;
   bemalloc::SetState(state, bemalloc::kCached);
   *top = {static_cast<std::byte*>(buffer), state};
   bin.SetTop(top + 1);

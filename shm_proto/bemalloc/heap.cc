@@ -25,10 +25,13 @@ constexpr uint64_t kMaxBytes = uint64_t{1} << 43;
 uint32_t BitWords(const SmallClassInfo& info) { return (info.objects + 63u) / 64; }
 
 uint32_t SlotOf(const bemalloc::Span& span, uint64_t offset) {
-  return static_cast<uint32_t>((offset - span.start) / kSmallClassTable[span.size_class].slot_bytes);
+  return static_cast<uint32_t>((offset - span.start) /
+                               kSmallClassTable[span.size_class].slot_bytes);
 }
 
-bool IsFreeSlot(const bemalloc::Span& span, uint32_t slot) { return (span.free_bits[slot / 64] >> (slot % 64)) & 1; }
+bool IsFreeSlot(const bemalloc::Span& span, uint32_t slot) {
+  return (span.free_bits[slot / 64] >> (slot % 64)) & 1;
+}
 
 }  // namespace
 
@@ -53,12 +56,14 @@ uint64_t Heap::BytesToAcquire(uint64_t bytes) {
 }
 
 uint64_t Heap::Allocate(uint64_t bytes, uint64_t alignment) {
-  if (!std::has_single_bit(alignment) || alignment > kMaxAlignment || bytes > kMaxBytes) return kNone;
+  if (!std::has_single_bit(alignment) || alignment > kMaxAlignment || bytes > kMaxBytes)
+    return kNone;
   const uint64_t size = std::max<uint64_t>(bytes, 1);
   // Spans start on a page, so a slot size that is a multiple of the alignment aligns every slot.
   // What holds a multiple of a power of two up to a page is one itself.
   const uint64_t rounded = RoundUp(size, alignment);
-  if (rounded <= kMaxSmallBytes && alignment <= kPageBytes) return AllocateSmall(bemalloc::SmallClass(rounded));
+  if (rounded <= kMaxSmallBytes && alignment <= kPageBytes)
+    return AllocateSmall(bemalloc::SmallClass(rounded));
   return AllocateRun(size, alignment);
 }
 
@@ -72,7 +77,8 @@ uint64_t Heap::AllocateSmall(uint32_t size_class) {
 }
 
 uint64_t Heap::AllocateRun(uint64_t bytes, uint64_t alignment) {
-  const Span* span = AllocateRunSpan((bytes + kPageBytes - 1) / kPageBytes, std::max<uint64_t>(alignment / kPageBytes, 1));
+  const Span* span = AllocateRunSpan((bytes + kPageBytes - 1) / kPageBytes,
+                                     std::max<uint64_t>(alignment / kPageBytes, 1));
   return span != nullptr ? span->start : kNone;
 }
 
@@ -149,13 +155,16 @@ bool Heap::ReleaseKeptSpans() {
 Result<> Heap::Free(uint64_t offset) {
   Span* span = pages_.Lookup(offset);
   if (span == nullptr || span->kind == SpanKind::kFree) {
-    return Fail(ErrorCode::kInvalid, "free of pool offset " + std::to_string(offset) +
-                                         ": no buffer is there; it was freed already or never came from this pool");
+    return Fail(ErrorCode::kInvalid,
+                "free of pool offset " + std::to_string(offset) +
+                    ": no buffer is there; it was freed already or never came from this pool");
   }
   if (span->kind == SpanKind::kRun) {
     if (offset != span->start) {
-      return Fail(ErrorCode::kInvalid, "free of pool offset " + std::to_string(offset) + ": it lies inside the buffer at " +
-                                           std::to_string(span->start) + "; free a buffer by its start");
+      return Fail(ErrorCode::kInvalid, "free of pool offset " + std::to_string(offset) +
+                                           ": it lies inside the buffer at " +
+                                           std::to_string(span->start) +
+                                           "; free a buffer by its start");
     }
     live_bytes_ -= span->bytes();
     --live_buffers_;
@@ -165,11 +174,13 @@ Result<> Heap::Free(uint64_t offset) {
   const uint64_t slot_bytes = kSmallClassTable[span->size_class].slot_bytes;
   const uint32_t slot = SlotOf(*span, offset);
   if (slot >= span->objects || IsFreeSlot(*span, slot)) {
-    return Fail(ErrorCode::kInvalid, "free of pool offset " + std::to_string(offset) +
-                                         ": no buffer is there; it was freed already or never came from this pool");
+    return Fail(ErrorCode::kInvalid,
+                "free of pool offset " + std::to_string(offset) +
+                    ": no buffer is there; it was freed already or never came from this pool");
   }
   if (offset != span->start + slot * slot_bytes) {
-    return Fail(ErrorCode::kInvalid, "free of pool offset " + std::to_string(offset) + ": it lies inside the buffer at " +
+    return Fail(ErrorCode::kInvalid, "free of pool offset " + std::to_string(offset) +
+                                         ": it lies inside the buffer at " +
                                          std::to_string(span->start + slot * slot_bytes) +
                                          "; free a buffer by its start");
   }

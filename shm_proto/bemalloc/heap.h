@@ -13,10 +13,11 @@
 
 namespace sluice {
 
-// Hands out buffers inside blocks of one contiguous range of addresses (a client's pool), by pool offset.
-// Invariant: live buffers never overlap and lie inside blocks of this heap; all metadata is private memory outside the
-// blocks, and the payload is never read or written, so nothing that scribbles over the pool changes what the heap does.
-// Thread: one at a time. Owns its metadata; borrows the blocks until TakeEmptyRun gives them back.
+// Hands out buffers inside blocks of one contiguous range of addresses (a client's pool), by pool
+// offset. Invariant: live buffers never overlap and lie inside blocks of this heap; all metadata is
+// private memory outside the blocks, and the payload is never read or written, so nothing that
+// scribbles over the pool changes what the heap does. Thread: one at a time. Owns its metadata;
+// borrows the blocks until TakeEmptyRun gives them back.
 class Heap {
  public:
   static constexpr uint64_t kNone = ~uint64_t{0};
@@ -31,16 +32,19 @@ class Heap {
 
   // A contiguous run of 4 MiB blocks that from now on is this heap's.
   void AddBlocks(uint64_t offset, uint64_t bytes);
-  // A wholly free run of adjacent blocks leaves the heap: false when there is none. The caller decides when that pays.
+  // A wholly free run of adjacent blocks leaves the heap: false when there is none. The caller
+  // decides when that pays.
   bool TakeEmptyRun(uint64_t* offset, uint64_t* bytes, uint64_t max_bytes = ~uint64_t{0});
 
-  // The offset of a buffer of at least `bytes` (0 counts as 1) whose offset is a multiple of `alignment` (a power of two
-  // up to 2 MiB). kNone: it needs BytesToAcquire(bytes) more, or the alignment is none.
+  // The offset of a buffer of at least `bytes` (0 counts as 1) whose offset is a multiple of
+  // `alignment` (a power of two up to 2 MiB). kNone: it needs BytesToAcquire(bytes) more, or the
+  // alignment is none.
   uint64_t Allocate(uint64_t bytes, uint64_t alignment = 64);
-  // The contiguous run of blocks that makes Allocate(bytes) succeed whatever the heap looks like; kNone when bytes is too
-  // large for any pool.
+  // The contiguous run of blocks that makes Allocate(bytes) succeed whatever the heap looks like;
+  // kNone when bytes is too large for any pool.
   static uint64_t BytesToAcquire(uint64_t bytes);
-  // kInvalid: not from this heap, not a buffer's start, or freed already; the heap is unchanged then.
+  // kInvalid: not from this heap, not a buffer's start, or freed already; the heap is unchanged
+  // then.
   Result<> Free(uint64_t offset);
 
   // The live buffer that contains this offset. O(1), for any offset whatever.
@@ -51,7 +55,7 @@ class Heap {
   uint8_t state(uint64_t start) const;
   void set_state(uint64_t start, uint8_t state);
 
-  uint64_t live_bytes() const { return live_bytes_; }        // Usable bytes of live buffers.
+  uint64_t live_bytes() const { return live_bytes_; }  // Usable bytes of live buffers.
   uint64_t live_buffers() const { return live_buffers_; }
   uint64_t block_bytes() const { return pages_.block_bytes(); }
 
@@ -59,7 +63,8 @@ class Heap {
   friend class Bemalloc;
   using Span = bemalloc::Span;
 
-  // Up to `count` slots of a small class, appended as pool offset and state byte to what `take` is called with.
+  // Up to `count` slots of a small class, appended as pool offset and state byte to what `take` is
+  // called with.
   template <typename Take>
   uint32_t AllocateSlots(uint32_t size_class, uint32_t count, Take take);
   bool OwnsAny(uint64_t offset, uint64_t bytes) const;
@@ -73,7 +78,8 @@ class Heap {
   uint8_t* StateOf(uint64_t start) const;
 
   bemalloc::PageHeap pages_;
-  // Spans with a free slot, by class. A wholly free span is kept only while it is the last of its class.
+  // Spans with a free slot, by class. A wholly free span is kept only while it is the last of its
+  // class.
   std::array<bemalloc::SpanList, bemalloc::kSmallClasses> partial_;
   // Slot states and free bits of one span, for reuse by the next of the class.
   std::array<std::vector<uint64_t*>, bemalloc::kSmallClasses> spare_metadata_;

@@ -63,8 +63,8 @@ TEST(Heap, WithoutBlocksHasNothingToGive) {
 }
 
 TEST(Heap, WhatBytesToAcquireSaysIsEnoughForEverySizeAndAlignment) {
-  for (uint64_t bytes : {uint64_t{0}, uint64_t{1}, 32 * kKiB, 32 * kKiB + 1, kMiB, 4 * kMiB - 1, 4 * kMiB, 4 * kMiB + 1,
-                         9 * kMiB, 64 * kMiB}) {
+  for (uint64_t bytes : {uint64_t{0}, uint64_t{1}, 32 * kKiB, 32 * kKiB + 1, kMiB, 4 * kMiB - 1,
+                         4 * kMiB, 4 * kMiB + 1, 9 * kMiB, 64 * kMiB}) {
     for (uint64_t alignment = 1; alignment <= Heap::kMaxAlignment; alignment *= 2) {
       Heap heap(kReserve);
       heap.AddBlocks(8 * kMiB, Heap::BytesToAcquire(bytes));
@@ -94,8 +94,10 @@ TEST(Heap, SaysWhatIsWrongWithABadFree) {
   GrowingHeap growing;
   for (uint64_t bytes : {uint64_t{100}, uint64_t{20'000}, uint64_t{100'000}, 5 * kMiB}) {
     const uint64_t offset = growing.Allocate(bytes);
-    EXPECT_NE(growing.heap.Free(offset + 1).error().message.find("inside the buffer"), std::string::npos);
-    EXPECT_NE(growing.heap.Free(offset + bytes - 1).error().message.find("inside the buffer"), std::string::npos);
+    EXPECT_NE(growing.heap.Free(offset + 1).error().message.find("inside the buffer"),
+              std::string::npos);
+    EXPECT_NE(growing.heap.Free(offset + bytes - 1).error().message.find("inside the buffer"),
+              std::string::npos);
     ASSERT_TRUE(growing.heap.Free(offset));
     EXPECT_NE(growing.heap.Free(offset).error().message.find("freed already"), std::string::npos);
     EXPECT_EQ(growing.heap.Free(kReserve + offset).error().code, ErrorCode::kInvalid);
@@ -123,8 +125,10 @@ TEST(Heap, KeepsOneStateByteForEachLiveBuffer) {
   GrowingHeap growing;
   std::vector<uint64_t> buffers;
   for (uint64_t i = 0; i < 200; ++i) buffers.push_back(growing.Allocate(i * i * 10));
-  for (size_t i = 0; i < buffers.size(); ++i) growing.heap.set_state(buffers[i], static_cast<uint8_t>(i));
-  for (size_t i = 0; i < buffers.size(); ++i) EXPECT_EQ(growing.heap.state(buffers[i]), static_cast<uint8_t>(i));
+  for (size_t i = 0; i < buffers.size(); ++i)
+    growing.heap.set_state(buffers[i], static_cast<uint8_t>(i));
+  for (size_t i = 0; i < buffers.size(); ++i)
+    EXPECT_EQ(growing.heap.state(buffers[i]), static_cast<uint8_t>(i));
   ASSERT_TRUE(growing.heap.Free(buffers[7]));
   EXPECT_EQ(growing.heap.state(growing.Allocate(490)), 0);
 }

@@ -8,10 +8,13 @@
 namespace sluice::bemalloc {
 
 PageHeap::PageHeap(uint64_t reserve_bytes)
-    : reserve_bytes_(RoundUp(reserve_bytes, kBlockBytes)), map_(reserve_bytes_), owned_(reserve_bytes_ / kBlockBytes) {}
+    : reserve_bytes_(RoundUp(reserve_bytes, kBlockBytes)),
+      map_(reserve_bytes_),
+      owned_(reserve_bytes_ / kBlockBytes) {}
 
 void PageHeap::AddBlocks(uint64_t offset, uint64_t bytes) {
-  SLUICE_CHECK(offset % kBlockBytes == 0 && bytes % kBlockBytes == 0 && InRange(offset, bytes, reserve_bytes_),
+  SLUICE_CHECK(offset % kBlockBytes == 0 && bytes % kBlockBytes == 0 &&
+                   InRange(offset, bytes, reserve_bytes_),
                "a heap is given whole blocks inside its reserved range");
   for (uint64_t block = offset / kBlockBytes; block < (offset + bytes) / kBlockBytes; ++block) {
     SLUICE_CHECK(!owned_[block], "a block joins a heap once");
@@ -59,7 +62,8 @@ uint32_t PageHeap::FirstBinFrom(uint64_t pages) const {
 
 Span* PageHeap::Allocate(uint64_t pages, uint64_t alignment_pages) {
   if (pages > kBlockPages) return AllocateBlocks(pages);
-  // A run this long contains an aligned one wherever it starts; a whole block does because blocks are aligned.
+  // A run this long contains an aligned one wherever it starts; a whole block does because blocks
+  // are aligned.
   const uint64_t enough_pages = std::min<uint64_t>(pages + alignment_pages - 1, kBlockPages);
   const uint32_t bin = FirstBinFrom(enough_pages);
   if (bin == kBins) return nullptr;
@@ -67,7 +71,8 @@ Span* PageHeap::Allocate(uint64_t pages, uint64_t alignment_pages) {
   return Carve(run, RoundUp(run->start >> kPageShift, alignment_pages), pages);
 }
 
-// Makes the removed free run a live one of `pages` from first_page on; what is left on either side stays free.
+// Makes the removed free run a live one of `pages` from first_page on; what is left on either side
+// stays free.
 Span* PageHeap::Carve(Span* run, uint64_t first_page, uint64_t pages) {
   const uint64_t run_first = run->start >> kPageShift, run_end = run_first + run->pages;
   if (first_page > run_first) InsertFree(run_first, first_page - run_first);
@@ -131,7 +136,8 @@ void PageHeap::FreeWithinBlock(uint64_t first_page, uint64_t pages) {
     }
   }
   if ((first_page + pages) % kBlockPages != 0) {
-    if (Span* right = map_[first_page + pages]; right != nullptr && right->kind == SpanKind::kFree) {
+    if (Span* right = map_[first_page + pages];
+        right != nullptr && right->kind == SpanKind::kFree) {
       RemoveFree(right);
       pages += right->pages;
       records_.Delete(right);

@@ -10,26 +10,32 @@
 
 namespace sluice::bemalloc {
 
-// Runs of pages inside the blocks of one pool: best fit, merged with free neighbours when they come back.
-// Invariant: a run of up to a block lies inside one block; a larger one starts with a block; free runs never touch one
-// another within a block, and never span blocks.
-// Thread: one at a time. Owns the span records and the page map; never reads or writes the pool.
+// Runs of pages inside the blocks of one pool: best fit, merged with free neighbours when they come
+// back. Invariant: a run of up to a block lies inside one block; a larger one starts with a block;
+// free runs never touch one another within a block, and never span blocks. Thread: one at a time.
+// Owns the span records and the page map; never reads or writes the pool.
 class PageHeap {
  public:
   explicit PageHeap(uint64_t reserve_bytes);
 
   void AddBlocks(uint64_t offset, uint64_t bytes);
-  // A run whose start is a multiple of `alignment_pages` (a power of two, at most a block), or null when no free run fits.
+  // A run whose start is a multiple of `alignment_pages` (a power of two, at most a block), or null
+  // when no free run fits.
   Span* Allocate(uint64_t pages, uint64_t alignment_pages);
   void Free(Span* span);
   // Takes up to max_bytes of adjacent empty blocks out of this heap.
   bool TakeEmptyRun(uint64_t max_bytes, uint64_t* offset, uint64_t* bytes);
 
-  Span* Lookup(uint64_t offset) const { return offset < reserve_bytes_ ? map_[offset >> kPageShift] : nullptr; }
-  bool Owns(uint64_t offset) const { return offset < reserve_bytes_ && owned_[offset / kBlockBytes]; }
+  Span* Lookup(uint64_t offset) const {
+    return offset < reserve_bytes_ ? map_[offset >> kPageShift] : nullptr;
+  }
+  bool Owns(uint64_t offset) const {
+    return offset < reserve_bytes_ && owned_[offset / kBlockBytes];
+  }
   uint64_t block_bytes() const { return owned_blocks_ * kBlockBytes; }
   uint64_t free_pages() const { return free_pages_; }
-  // How many blocks are empty now, and the fewest that were since the last call of TakeLeastEmpty().
+  // How many blocks are empty now, and the fewest that were since the last call of
+  // TakeLeastEmpty().
   uint64_t empty_blocks() const { return empty_blocks_; }
   uint64_t TakeLeastEmpty() { return std::exchange(least_empty_, empty_blocks_); }
   Span* const* map() const { return map_.entries(); }
@@ -43,7 +49,8 @@ class PageHeap {
   bool IsEmptyBlock(uint64_t block) const;
   uint32_t FirstBinFrom(uint64_t pages) const;
 
-  static constexpr uint32_t kBins = kBlockPages + 1;  // Bin n holds the free runs of exactly n pages.
+  static constexpr uint32_t kBins = kBlockPages +
+                                    1;  // Bin n holds the free runs of exactly n pages.
   static constexpr uint32_t kWords = kBins / 64 + 1;
 
   uint64_t reserve_bytes_;

@@ -7,13 +7,15 @@
 
 #include "shm_proto/base/units.h"
 
-// How sizes become slots. Up to 128 bytes in steps of 16; from there eight classes to each doubling, so that a slot is
-// less than 1/8 larger than what was asked for. Larger buffers are runs of whole pages.
+// How sizes become slots. Up to 128 bytes in steps of 16; from there eight classes to each
+// doubling, so that a slot is less than 1/8 larger than what was asked for. Larger buffers are runs
+// of whole pages.
 namespace sluice::bemalloc {
 
 constexpr uint32_t kPageShift = 12;
 constexpr uint64_t kPageBytes = uint64_t{1} << kPageShift;
-constexpr uint64_t kBlockBytes = 4 * kMiB;  // What a pool is cut into and what is registered with a NIC.
+constexpr uint64_t
+    kBlockBytes = 4 * kMiB;  // What a pool is cut into and what is registered with a NIC.
 constexpr uint32_t kBlockPages = static_cast<uint32_t>(kBlockBytes / kPageBytes);
 constexpr uint64_t kGranuleBytes = 16;
 constexpr uint64_t kMaxAlignment = 2 * kMiB;
@@ -37,7 +39,8 @@ constexpr uint32_t SmallClassBytes(uint32_t size_class) {
   return (9 + step) << (doubling + 4);
 }
 
-// Pages of one span of a class: the fewest with at least eight slots (or 16 KiB), at most 1/64 of it unused.
+// Pages of one span of a class: the fewest with at least eight slots (or 16 KiB), at most 1/64 of
+// it unused.
 constexpr uint32_t SmallClassPages(uint32_t size_class) {
   const uint64_t slot = SmallClassBytes(size_class);
   for (uint32_t pages = 4; pages <= kMaxSpanPages; ++pages) {
@@ -51,7 +54,8 @@ struct SmallClassInfo {
   uint32_t slot_bytes;
   uint16_t pages;
   uint16_t objects;
-  uint64_t magic;  // ceil(2^64 / slot_bytes): offset * magic tells slot number and whether the offset is a slot's start.
+  uint64_t magic;  // ceil(2^64 / slot_bytes): offset * magic tells slot number and whether the
+                   // offset is a slot's start.
 };
 
 constexpr std::array<SmallClassInfo, kSmallClasses> MakeSmallClasses() {
@@ -59,15 +63,16 @@ constexpr std::array<SmallClassInfo, kSmallClasses> MakeSmallClasses() {
   for (uint32_t i = 0; i < kSmallClasses; ++i) {
     const uint32_t slot = SmallClassBytes(i), pages = SmallClassPages(i);
     const uint64_t objects = pages * kPageBytes / slot;
-    classes[i] = {slot, static_cast<uint16_t>(pages), static_cast<uint16_t>(objects), ~uint64_t{0} / slot + 1};
+    classes[i] = {slot, static_cast<uint16_t>(pages), static_cast<uint16_t>(objects),
+                  ~uint64_t{0} / slot + 1};
   }
   return classes;
 }
 
 inline constexpr std::array<SmallClassInfo, kSmallClasses> kSmallClassTable = MakeSmallClasses();
 
-// Runs of up to 1 MiB have classes too, so that a thread can keep some: every page count up to 32, from there sixteen to
-// each doubling. What is larger, or lies between two classes, is not kept.
+// Runs of up to 1 MiB have classes too, so that a thread can keep some: every page count up to 32,
+// from there sixteen to each doubling. What is larger, or lies between two classes, is not kept.
 constexpr uint32_t kMinRunPages = kMaxSmallBytes / kPageBytes + 1;
 constexpr uint32_t kExactRunPages = 32;
 constexpr uint32_t kMaxCachedRunPages = 256;
@@ -81,7 +86,8 @@ constexpr uint32_t RunClass(uint64_t pages) {
   if (pages <= kExactRunPages) return kSmallClasses + static_cast<uint32_t>(pages) - kMinRunPages;
   const uint64_t last = pages - 1;
   const auto top = static_cast<uint32_t>(std::bit_width(last)) - 1;  // 5 .. 7
-  return kSmallClasses + kExactRunClasses + (top - 5) * 16 + static_cast<uint32_t>((last >> (top - 4)) & 15);
+  return kSmallClasses + kExactRunClasses + (top - 5) * 16 +
+         static_cast<uint32_t>((last >> (top - 4)) & 15);
 }
 
 constexpr uint32_t RunClassPages(uint32_t size_class) {
@@ -98,10 +104,12 @@ constexpr uint32_t RunClassIfExact(uint64_t pages) {
 }
 
 constexpr uint64_t ClassBytes(uint32_t size_class) {
-  return size_class < kSmallClasses ? SmallClassBytes(size_class) : RunClassPages(size_class) * kPageBytes;
+  return size_class < kSmallClasses ? SmallClassBytes(size_class)
+                                    : RunClassPages(size_class) * kPageBytes;
 }
 
-// The class of a buffer of `bytes` by table: up to 1 KiB in steps of 16, up to kMaxSmallBytes in steps of 128.
+// The class of a buffer of `bytes` by table: up to 1 KiB in steps of 16, up to kMaxSmallBytes in
+// steps of 128.
 struct ClassTable {
   uint8_t fine[1024 / 16 + 1];
   uint8_t coarse[kMaxSmallBytes / 128 + 1];
@@ -109,8 +117,10 @@ struct ClassTable {
 
 constexpr ClassTable MakeClassTable() {
   ClassTable table{};
-  for (uint32_t i = 1; i < sizeof(table.fine); ++i) table.fine[i] = static_cast<uint8_t>(SmallClass(i * 16));
-  for (uint32_t i = 1; i < sizeof(table.coarse); ++i) table.coarse[i] = static_cast<uint8_t>(SmallClass(i * 128));
+  for (uint32_t i = 1; i < sizeof(table.fine); ++i)
+    table.fine[i] = static_cast<uint8_t>(SmallClass(i * 16));
+  for (uint32_t i = 1; i < sizeof(table.coarse); ++i)
+    table.coarse[i] = static_cast<uint8_t>(SmallClass(i * 128));
   return table;
 }
 
@@ -123,7 +133,8 @@ inline uint32_t ClassOf(uint64_t bytes) {
   return RunClass((bytes + kPageBytes - 1) / kPageBytes);
 }
 
-static_assert(RunClass(kMaxCachedRunPages) == kClasses - 1 && RunClassPages(kClasses - 1) == kMaxCachedRunPages);
+static_assert(RunClass(kMaxCachedRunPages) == kClasses - 1 &&
+              RunClassPages(kClasses - 1) == kMaxCachedRunPages);
 static_assert(kUncached <= 255);
 static_assert(SmallClass(kMaxSmallBytes) == kSmallClasses - 1);
 static_assert(SmallClassBytes(kSmallClasses - 1) == kMaxSmallBytes);

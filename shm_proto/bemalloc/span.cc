@@ -26,14 +26,19 @@ void SpanRecords::Delete(Span* span) {
   unused_.Push(span);
 }
 
-PageMap::PageMap(uint64_t reserve_bytes) : bytes_((reserve_bytes / kPageBytes + 1) * sizeof(Span*)) {
-  void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  SLUICE_CHECK(memory != MAP_FAILED, "no address space for the allocator's page table (1/512 of the reserved pool)");
+PageMap::PageMap(uint64_t reserve_bytes)
+    : bytes_((reserve_bytes / kPageBytes + 1) * sizeof(Span*)) {
+  void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  SLUICE_CHECK(memory != MAP_FAILED,
+               "no address space for the allocator's page table (1/512 of the reserved pool)");
   entries_ = static_cast<Span**>(memory);
 }
 
 PageMap::~PageMap() { munmap(entries_, bytes_); }
 
-void PageMap::Fill(uint64_t page, uint64_t pages, Span* span) { std::fill_n(entries_ + page, pages, span); }
+void PageMap::Fill(uint64_t page, uint64_t pages, Span* span) {
+  std::fill_n(entries_ + page, pages, span);
+}
 
 }  // namespace sluice::bemalloc

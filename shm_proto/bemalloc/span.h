@@ -16,11 +16,11 @@ enum class SpanKind : uint8_t {
   kRun,     // One buffer of whole pages.
 };
 
-// A run of pages of the pool and what it is used for. Lives in private memory; never moves and is never given back to
-// the system, so that a stale pointer to one reads a record, never garbage.
+// A run of pages of the pool and what it is used for. Lives in private memory; never moves and is
+// never given back to the system, so that a stale pointer to one reads a record, never garbage.
 struct alignas(64) Span {
-  uint64_t start = 0;  // Pool offset.
-  uint64_t magic = 0;  // See SmallClassInfo; 1 for a run, 0 for what is not in use.
+  uint64_t start = 0;             // Pool offset.
+  uint64_t magic = 0;             // See SmallClassInfo; 1 for a run, 0 for what is not in use.
   uint8_t* states = nullptr;      // One byte of the owner's per buffer.
   uint64_t* free_bits = nullptr;  // kSmall: one bit per slot, set when free.
   Span* next = nullptr;
@@ -77,8 +77,9 @@ class SpanRecords {
   SpanList unused_;
 };
 
-// Which span a page belongs to: one entry per page of the reserved range, in lazily committed memory.
-// Invariant: an entry is null unless its page lies in a live span or is the first or last of a free one.
+// Which span a page belongs to: one entry per page of the reserved range, in lazily committed
+// memory. Invariant: an entry is null unless its page lies in a live span or is the first or last
+// of a free one.
 class PageMap {
  public:
   explicit PageMap(uint64_t reserve_bytes);

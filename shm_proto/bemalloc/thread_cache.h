@@ -25,7 +25,8 @@ struct CachedBuffer {
 };
 
 // The cached buffers of one class, last in, first out.
-// Invariant: begin <= top <= end. `top` is atomic only so that statistics may read it; nobody else writes it.
+// Invariant: begin <= top, and top <= end but for runs. `top` is atomic only so that statistics may
+// read it; nobody else writes it.
 struct CacheBin {
   std::atomic<CachedBuffer*> top{nullptr};
   CachedBuffer* begin = nullptr;
@@ -37,8 +38,9 @@ struct CacheBin {
   uint32_t limit() const { return static_cast<uint32_t>(end - begin); }
 };
 
-// One thread's cached buffers of one allocator. The bins of small classes are bounded by limits that grow with use, those
-// of runs by a sum of bytes. Thread: its own; the allocator reads the counts and empties it when the thread is gone.
+// One thread's cached buffers of one allocator. The bins of small classes are bounded by limits
+// that grow with use, those of runs by a sum of bytes. Thread: its own; the allocator reads the
+// counts and empties it when the thread is gone.
 struct ThreadCache {
   uint64_t owner = ~uint64_t{0};  // Number of the allocator; this one is nobody's.
   std::array<CacheBin, kClasses + 1> bins;
