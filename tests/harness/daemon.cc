@@ -66,8 +66,10 @@ void Daemon::Configure(DaemonOptions options) {
   process_.reset();
   ReadNotifications();
   notified_.clear();
+  auto environment = options_.environment;
+  environment["NOTIFY_SOCKET"] = config_folder_.File("notify");
   auto started = Process::Start({.arguments = {DaemonProgram(), "--config", config_file()},
-                                 .environment = {{"NOTIFY_SOCKET", config_folder_.File("notify")}},
+                                 .environment = environment,
                                  .network_namespace = network_.Namespace(host_),
                                  .output_file = log_file(),
                                  .limits = options_.limits,

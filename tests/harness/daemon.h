@@ -22,6 +22,7 @@ struct DaemonOptions {
   std::string more_toml = {};  // After the settings; for [[tenant]] tables.
   std::vector<std::pair<int, uint64_t>> limits = {};  // See Command.
   std::string cgroup_folder = {};
+  std::map<std::string, std::string> environment = {};
 };
 
 // One sluiced on one host, with a run directory of its own that outlives its restarts.
