@@ -42,6 +42,7 @@ void InitializeRing(RingMemory ring, uint32_t start) {
   header->tail.store(start, std::memory_order_relaxed);
   header->head.store(start, std::memory_order_relaxed);
   header->consumer_sleeping.store(0, std::memory_order_relaxed);
+  header->producer_waiting.store(0, std::memory_order_relaxed);
 }
 
 RingProducer::RingProducer(RingMemory ring)
@@ -53,20 +54,24 @@ RingProducer::RingProducer(RingMemory ring)
   SLUICE_CHECK(std::has_single_bit(ring.capacity), "a ring's capacity is a power of two");
 }
 
+bool RingProducer::HasRoom(uint32_t count) {
+  if (ring_.capacity - (tail_ - cached_head_) >= count) return true;
+  // Acquire pairs with the release in RingConsumer::Release(): its reads of the entry are over
+  // before we overwrite it.
+  const uint32_t head = ring_.header()->head.load(std::memory_order_acquire);
+  // A head outside [tail - capacity, tail] is the other side's mischief: keep the last good one,
+  // the ring is just full.
+  if (tail_ - head <= ring_.capacity) cached_head_ = head;
+  return ring_.capacity - (tail_ - cached_head_) >= count;
+}
+
 uint32_t RingProducer::Free() {
-  if (tail_ - cached_head_ == ring_.capacity) {
-    // Acquire pairs with the release in RingConsumer::Release(): its reads of the entry are over
-    // before we overwrite it.
-    const uint32_t head = ring_.header()->head.load(std::memory_order_acquire);
-    // A head outside [tail - capacity, tail] is the other side's mischief: keep the last good one,
-    // the ring is just full.
-    if (tail_ - head <= ring_.capacity) cached_head_ = head;
-  }
+  HasRoom(ring_.capacity);
   return ring_.capacity - (tail_ - cached_head_);
 }
 
 bool RingProducer::Stage(const Descriptor& item) {
-  if (Free() == 0) return false;
+  if (!HasRoom(1)) return false;
   CopyIn(item, ring_.entry(tail_));
   ++tail_;
   return true;
@@ -87,6 +92,13 @@ bool RingProducer::Publish() {
   // which does no harm.
   ring_.header()->consumer_sleeping.store(0, std::memory_order_relaxed);
   return true;
+}
+
+bool RingProducer::WaitForRoom(uint32_t count) {
+  ring_.header()->producer_waiting.store(1, std::memory_order_relaxed);
+  // Pairs with the fence in RingConsumer::Release().
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return !HasRoom(count);
 }
 
 RingConsumer::RingConsumer(RingMemory ring)
@@ -117,11 +129,17 @@ bool RingConsumer::Pop(Descriptor& item) {
   return true;
 }
 
-void RingConsumer::Release() {
-  if (released_ == head_) return;
+bool RingConsumer::Release() {
+  if (released_ == head_) return false;
   released_ = head_;
-  // Release pairs with the acquire in RingProducer::Free().
+  // Release pairs with the acquire in RingProducer::HasRoom().
   ring_.header()->head.store(head_, std::memory_order_release);
+  // Pairs with the fence in RingProducer::WaitForRoom(): either it sees the room, or we see that it
+  // waits.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (ring_.header()->producer_waiting.load(std::memory_order_relaxed) == 0) return false;
+  ring_.header()->producer_waiting.store(0, std::memory_order_relaxed);
+  return true;
 }
 
 void RingConsumer::Arm() {

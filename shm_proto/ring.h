@@ -16,6 +16,7 @@ namespace sluice {
 struct RingHeader {
   alignas(64) std::atomic<uint32_t> tail;  // Written by the producer: entries published so far.
   alignas(64) std::atomic<uint32_t> head;  // Written by the consumer: entries consumed so far.
+  std::atomic<uint32_t> producer_waiting;  // 1: the producer wants a doorbell after a Release().
   alignas(64) std::atomic<uint32_t> consumer_sleeping;  // 1: the consumer wants a doorbell after
                                                         // the next publication.
 };
@@ -51,6 +52,8 @@ class RingProducer {
  public:
   explicit RingProducer(RingMemory ring);
 
+  // Whether `count` more entries fit. Looks at the consumer's index only when it has to.
+  bool HasRoom(uint32_t count);
   // Entries that Stage() takes now. 0 too when the consumer's index makes no sense.
   uint32_t Free();
   bool Stage(const Descriptor& item);  // Writes one entry without showing it; false: full.
@@ -59,6 +62,10 @@ class RingProducer {
   // Shows everything staged. True: the consumer sleeps and must be woken by a doorbell; the flag is
   // taken, so that one sleep gets one doorbell.
   bool Publish();
+
+  // Before sleeping with something that finds no room: asks for a doorbell when the consumer makes
+  // some. False: there is room for `count` already.
+  bool WaitForRoom(uint32_t count);
 
  private:
   RingMemory ring_;
@@ -76,7 +83,9 @@ class RingConsumer {
 
   uint32_t Available();        // Entries that Pop() gives now; 0 when broken().
   bool Pop(Descriptor& item);  // Copies the next entry; false: empty or broken.
-  void Release();              // Lets the producer reuse everything popped so far.
+  // Lets the producer reuse everything popped so far. True: it sleeps for want of room and must be
+  // woken by a doorbell.
+  bool Release();
   // tail - head > capacity was seen: the other side is broken or hostile.
   bool broken() const { return broken_; }
 

@@ -123,6 +123,22 @@ TEST(Ring, AJumpingHeadOnlyMakesTheRingFull) {
   EXPECT_FALSE(producer.Stage(Numbered(16)));
 }
 
+TEST(Ring, AProducerThatWaitsForRoomIsRungOnce) {
+  TestRing ring(16, 0xfffffff8u);
+  RingProducer producer(ring.memory);
+  RingConsumer consumer(ring.memory);
+  EXPECT_FALSE(producer.WaitForRoom(1)) << "there is room";
+  for (uint64_t i = 0; i < 16; ++i) ASSERT_TRUE(producer.Stage(Numbered(i)));
+  producer.Publish();
+  EXPECT_TRUE(producer.WaitForRoom(1));
+  Descriptor item;
+  ASSERT_TRUE(consumer.Pop(item));
+  EXPECT_TRUE(consumer.Release());
+  ASSERT_TRUE(consumer.Pop(item));
+  EXPECT_FALSE(consumer.Release()) << "it has been rung already";
+  EXPECT_TRUE(producer.HasRoom(2));
+}
+
 TEST(Ring, TwoThreadsWithSleepsLoseNothing) {
   constexpr uint64_t kItems = 200'000;
   TestRing ring(64, 0xffffff00u);

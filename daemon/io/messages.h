@@ -228,8 +228,9 @@ using FromIo = std::variant<IncomingSocket, NeedReceiveBlocks, ReceiveBlocksIdle
 struct EngineSnapshot {
   PeerId peer = 0;
   std::string name;
-  std::string state;      // "connecting", "up", "lost"
-  std::string transport;  // "tcp", ...
+  std::string state;       // "connecting", "up", "lost"
+  std::string transport;   // "tcp", ...
+  std::string limited_by;  // "nothing", "window", "credits", "queue"
   uint64_t session = 0;
   uint64_t peer_instance = 0;
   uint32_t path_epoch = 0;
@@ -240,6 +241,7 @@ struct EngineSnapshot {
   uint64_t sent_messages = 0, sent_bytes = 0, received_messages = 0, received_bytes = 0;
   uint64_t keepalives_sent = 0, keepalives_received = 0;
   uint64_t window_stalls = 0, credit_stalls = 0, queue_stalls = 0, landing_waits = 0;
+  uint64_t grants_used = 0, stale_frames = 0, sessions = 0, paths = 0;
   uint64_t last_heard_ns_ago = 0;
   uint64_t operations_ok = 0, operations_failed = 0, operations_unknown = 0;
 };

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/clients/port.h"
+
+#include <sys/socket.h>
+
+#include <utility>
+
+#include "shm_proto/base/check.h"
+
+namespace sluice {
+
+Port::Port(ClientView& client, uint32_t channel, RingMemory submissions, RingMemory completions,
+           Fd doorbell)
+    : client_(&client),
+      channel_(channel),
+      max_operations_(completions.capacity / 2),
+      submissions_(submissions),
+      completions_(completions),
+      doorbell_(std::move(doorbell)) {}
+
+bool Port::Take(Descriptor& request) {
+  if (reserved_ >= max_operations_ || !completions_.HasRoom(reserved_ + 1)) return false;
+  if (!submissions_.Pop(request)) return false;
+  submissions_.Release();
+  ++reserved_;
+  ++submitted;
+  return true;
+}
+
+void Port::Answer(const Descriptor& answer) {
+  SLUICE_CHECK(reserved_ > 0, "only a taken operation is answered");
+  --reserved_;
+  ++completed;
+  if (removing) return;
+  SLUICE_CHECK(completions_.Stage(answer), "a taken operation's answer has a place");
+  unpublished_ = true;
+}
+
+bool Port::Deliver(const Descriptor& message) {
+  if (removing || !waiting_events_.empty() || !HasRoomForMessage()) return false;
+  completions_.Stage(message);
+  ++completed;
+  unpublished_ = true;
+  return true;
+}
+
+void Port::Tell(const Descriptor& event) {
+  if (removing) return;
+  if (!Deliver(event)) waiting_events_.push_back(event);
+}
+
+bool Port::TellWaiting() {
+  while (!waiting_events_.empty() && HasRoomForMessage()) {
+    completions_.Stage(waiting_events_.front());
+    ++completed;
+    unpublished_ = true;
+    waiting_events_.pop_front();
+  }
+  return waiting_events_.empty();
+}
+
+void Port::Publish() {
+  if (!unpublished_ || removing) return;
+  unpublished_ = false;
+  if (!completions_.Publish()) return;
+  ++doorbells;
+  // Full or closed at the other end: it has been rung already, or nobody is there to hear.
+  const char ring = 1;
+  [[maybe_unused]] const ssize_t sent = send(doorbell_.get(), &ring, 1,
+                                             MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+bool Port::Arm() {
+  submissions_.Arm();
+  const bool stalled = !completions_.HasRoom(reserved_ + 1);
+  if (!stalled && reserved_ < max_operations_ && submissions_.Available() > 0) return false;
+  if (!waiting_events_.empty() || !waiting_sockets.empty() || stalled)
+    return completions_.WaitForRoom(reserved_ + 1);
+  return true;
+}
+
+void Port::DrainDoorbell() {
+  char rings[16];
+  for (int i = 0; i < 64 && recv(doorbell_.get(), rings, sizeof(rings), MSG_DONTWAIT) > 0; ++i) {
+  }
+}
+
+}  // namespace sluice

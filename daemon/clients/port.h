@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "shm_proto/base/fd.h"
+#include "shm_proto/descriptor.h"
+#include "shm_proto/ring.h"
+
+namespace sluice {
+
+struct ClientView;
+
+// A ring pair between one app channel and one I/O thread, seen from the daemon.
+// Invariant: free completion entries >= reserved_, so an operation once taken can always be
+// answered; messages only use what is beyond. Thread: its I/O thread's. Owns the daemon's end of
+// the doorbell; borrows the rings' memory.
+class Port {
+ public:
+  Port(ClientView& client, uint32_t channel, RingMemory submissions, RingMemory completions,
+       Fd doorbell);
+
+  // Takes the next request if its answer has a place. False: nothing there, no place, or the client
+  // broke the ring.
+  bool Take(Descriptor& request);
+  bool broken() const { return submissions_.broken(); }
+
+  // Answers an operation taken with Take(); always succeeds.
+  void Answer(const Descriptor& answer);
+  // An operation that needs no answer after all.
+  void Unreserve() { --reserved_; }
+  // A message; false: no place now.
+  bool Deliver(const Descriptor& message);
+  // A socket's event. Never lost: waits here until there is a place. Bounded by the client's
+  // sockets.
+  void Tell(const Descriptor& event);
+  // Events that waited. True: all are out.
+  bool TellWaiting();
+  // Shows the client what was answered and wakes it if it sleeps.
+  void Publish();
+
+  // Before the thread sleeps / after it woke.
+  bool Arm();  // False: there is work.
+  void Disarm() { submissions_.Disarm(); }
+  void DrainDoorbell();
+
+  bool HasRoomForMessage() { return completions_.HasRoom(reserved_ + 1); }
+
+  ClientView& client() const { return *client_; }
+  uint32_t channel() const { return channel_; }
+  int doorbell() const { return doorbell_.get(); }
+
+  // Sockets whose message found no place.
+  std::vector<uint32_t> waiting_sockets;
+  uint32_t sockets = 0;   // That name this port as their owner.
+  bool removing = false;  // The channel or the client is gone: the rings are not touched any more.
+  uint64_t submitted = 0, completed = 0, rejected = 0, doorbells = 0;
+  uint32_t operations_in_flight() const { return reserved_; }
+
+ private:
+  ClientView* client_;
+  uint32_t channel_;
+  uint32_t max_operations_;
+  RingConsumer submissions_;
+  RingProducer completions_;
+  Fd doorbell_;
+  uint32_t reserved_ = 0;
+  bool unpublished_ = false;
+  std::deque<Descriptor> waiting_events_;
+};
+
+}  // namespace sluice
