@@ -106,110 +106,128 @@ int RunWorker(WorkerOptions& options, const std::string& json_path) {
   return written && stats.Good() ? 0 : 1;
 }
 
+struct Options {
+  ServerOptions server;
+  WorkerOptions worker;
+  std::string shards = "0/1";
+  std::string steady;
+  std::vector<std::string> faults;
+  std::string name;
+  std::string socket_path;
+  std::string json_path;
+};
+
+void AddCommonOptions(CLI::App& app, Options& options) {
+  app.add_option("--socket", options.socket_path,
+                 "The daemon's control socket; default: $SLUICE_SOCKET, /run/sluice/sluiced.sock");
+  app.add_option("--name", options.name, "Shown in output and to the daemon's operator");
+  app.add_option("--json", options.json_path, "Write the figures to this file");
+}
+
+CLI::App* AddServer(CLI::App& app, Options& options) {
+  auto* server = app.add_subcommand("server", "Holds shards of the table, serves until SIGTERM");
+  server
+      ->add_option("--listen", options.server.service,
+                   "Service of the first shard; each further one is on the next")
+      ->required()
+      ->check(CLI::Range(1, 65535));
+  server->add_option("--shard", options.shards, "Which shards of how many: i/n, or i-j/n")
+      ->capture_default_str();
+  AddTableOptions(*server, options.server.shape);
+  AddCommonOptions(*server, options);
+  return server;
+}
+
+void AddWorkloadOptions(CLI::App& app, WorkloadOptions& workload) {
+  app.add_option("--outstanding", workload.outstanding, "Operations at a time")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--worker", workload.worker, "Which worker this is, from 0")
+      ->capture_default_str();
+  app.add_option("--workers", workload.workers,
+                 "How many there are; each pushes to rows of its own")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--push-share", workload.push_share, "Of the operations")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--mean-bytes", workload.mean_bytes, "Of fetch replies and pushes, each shard")
+      ->capture_default_str();
+  app.add_option("--p99-bytes", workload.p99_bytes, "The same; the sizes are lognormal")
+      ->capture_default_str();
+  app.add_option("--seed", workload.seed, "Of sizes, rows and the order of operations")
+      ->capture_default_str();
+  AddTableOptions(app, workload.shape);
+}
+
+CLI::App* AddWorker(CLI::App& app, Options& options) {
+  auto* worker = app.add_subcommand("worker",
+                                    "Fetches and pushes, checks every value, prints figures");
+  worker->add_option("--servers", options.worker.servers, "host:service of every shard, in order")
+      ->required()
+      ->delimiter(',');
+  worker->add_option("--seconds", options.worker.seconds, "How long; 0: until SIGTERM")
+      ->capture_default_str();
+  worker
+      ->add_option("--drain-seconds", options.worker.drain_seconds,
+                   "How long the last operations may take")
+      ->capture_default_str();
+  worker->add_flag("--quiet", options.worker.quiet, "No progress lines");
+  AddWorkloadOptions(*worker, options.worker.workload);
+  AddCommonOptions(*worker, options);
+  return worker;
+}
+
+CLI::App* AddReport(CLI::App& app, Options& options) {
+  auto* report = app.add_subcommand(
+      "report",
+      "Adds up what workers and servers wrote with --json; exit status 1 if anything is wrong");
+  report
+      ->add_option("--steady", options.steady,
+                   "The measured run: NAME,FILE...,PROCESS=CPU_SECONDS...")
+      ->required();
+  report
+      ->add_option("--fault", options.faults,
+                   "A run with a fault of that name; may be given several times")
+      ->allow_extra_args(false);
+  report->add_option("--json", options.json_path, "Write the table to this file");
+  return report;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("Parameter server on libsluice");
   app.require_subcommand(1);
-
-  ServerOptions server;
-  server.shape = {.shards = 1, .rows = 100'000, .dim = 32};
-  std::string shards = "0/1";
-  std::string json_path;
-  auto* server_app = app.add_subcommand("server",
-                                        "Holds shards of the table and serves them until SIGTERM");
-  server_app
-      ->add_option("--listen", server.service,
-                   "Service of the first shard; each further one is on the next")
-      ->required()
-      ->check(CLI::Range(1, 65535));
-  server_app->add_option("--shard", shards, "Which shards of how many: i/n, or i-j/n")
-      ->capture_default_str();
-  AddTableOptions(*server_app, server.shape);
-
-  WorkerOptions worker;
-  worker.workload.shape = server.shape;
-  auto* worker_app = app.add_subcommand("worker",
-                                        "Fetches and pushes, checks every value, prints figures");
-  worker_app->add_option("--servers", worker.servers, "host:service of every shard, in order")
-      ->required()
-      ->delimiter(',');
-  worker_app->add_option("--seconds", worker.seconds, "How long; 0: until SIGTERM")
-      ->capture_default_str();
-  worker_app->add_option("--outstanding", worker.workload.outstanding, "Operations at a time")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 65536));
-  worker_app->add_option("--worker", worker.workload.worker, "Which worker this is, from 0")
-      ->capture_default_str();
-  worker_app
-      ->add_option("--workers", worker.workload.workers,
-                   "How many there are; each pushes to rows of its own")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 4096));
-  worker_app->add_option("--push-share", worker.workload.push_share, "Of the operations")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 1.0));
-  worker_app
-      ->add_option("--mean-bytes", worker.workload.mean_bytes,
-                   "Of fetch replies and pushes, each shard")
-      ->capture_default_str();
-  worker_app
-      ->add_option("--p99-bytes", worker.workload.p99_bytes, "The same; the sizes are lognormal")
-      ->capture_default_str();
-  worker_app
-      ->add_option("--seed", worker.workload.seed, "Of sizes, rows and the order of operations")
-      ->capture_default_str();
-  worker_app
-      ->add_option("--drain-seconds", worker.drain_seconds, "How long the last operations may take")
-      ->capture_default_str();
-  worker_app->add_flag("--quiet", worker.quiet, "No progress lines");
-  AddTableOptions(*worker_app, worker.workload.shape);
-
-  std::string steady;
-  std::vector<std::string> faults;
-  auto* report_app = app.add_subcommand(
-      "report",
-      "Adds up what workers and servers wrote with --json; exit status 1 if anything is wrong");
-  report_app
-      ->add_option("--steady", steady, "The measured run: NAME,FILE...,PROCESS=CPU_SECONDS...")
-      ->required();
-  report_app
-      ->add_option("--fault", faults, "A run with a fault of that name; may be given several times")
-      ->allow_extra_args(false);
-  report_app->add_option("--json", json_path, "Write the table to this file");
-
-  std::string name;
-  std::string socket_path;
-  for (auto* sub : {server_app, worker_app}) {
-    sub->add_option(
-        "--socket", socket_path,
-        "The daemon's control socket; default: $SLUICE_SOCKET, /run/sluice/sluiced.sock");
-    sub->add_option("--name", name, "Shown in output and to the daemon's operator");
-    sub->add_option("--json", json_path, "Write the figures to this file");
-  }
-
+  Options options;
+  options.server.shape = options.worker.workload.shape = {.shards = 1, .rows = 100'000, .dim = 32};
+  const CLI::App* server = AddServer(app, options);
+  AddWorker(app, options);
+  const CLI::App* report = AddReport(app, options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
-  if (*report_app) {
-    SummaryOptions summary{.steady = ParseRun(steady), .faults = {}, .json_path = json_path};
-    std::ranges::transform(faults, std::back_inserter(summary.faults), ParseRun);
+  if (*report) {
+    SummaryOptions summary{
+        .steady = ParseRun(options.steady), .faults = {}, .json_path = options.json_path};
+    std::ranges::transform(options.faults, std::back_inserter(summary.faults), ParseRun);
     return Summarize(summary);
   }
   StopOnSignals();
-  if (*server_app) {
-    if (!ParseShards(shards, server)) {
+  if (*server) {
+    if (!ParseShards(options.shards, options.server)) {
       std::fprintf(stderr, "sluice-ps: --shard %s: expected i/n or i-j/n with i <= j < n\n",
-                   shards.c_str());
+                   options.shards.c_str());
       return 2;
     }
-    server.name = name.empty() ? server.name : name;
-    server.socket_path = socket_path;
-    return RunServer(server, json_path);
+    options.server.name = options.name.empty() ? options.server.name : options.name;
+    options.server.socket_path = options.socket_path;
+    return RunServer(options.server, options.json_path);
   }
-  worker.name = name.empty() ? "worker-" + std::to_string(worker.workload.worker) : name;
-  worker.socket_path = socket_path;
-  return RunWorker(worker, json_path);
+  const std::string number = std::to_string(options.worker.workload.worker);
+  options.worker.name = options.name.empty() ? "worker-" + number : options.name;
+  options.worker.socket_path = options.socket_path;
+  return RunWorker(options.worker, options.json_path);
 }
