@@ -2,12 +2,9 @@
 #include "daemon/control/admin.h"
 
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -46,25 +43,6 @@ Result<AdminCaller> Identify(int connection) {
 void SendRefusal(int connection, const Error& error) {
   const std::string line = ErrorLine(error);
   (void)send(connection, line.data(), line.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-}
-
-Result<Fd> Listen(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
-    return Fail(ErrorCode::kInvalid, "the admin socket's path is too long: " + path);
-  }
-  std::memcpy(address.sun_path, path.data(), path.size());
-  Fd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener.valid()) return FailErrno("making the admin socket");
-  if (unlink(path.c_str()) != 0 && errno != ENOENT) return FailErrno("removing the old " + path);
-  const mode_t old_mask = umask(0177);
-  const int bound = bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
-  const int error = errno;
-  umask(old_mask);
-  if (bound != 0) return FailErrno("binding the admin socket " + path, error);
-  if (listen(listener.get(), 16) != 0) return FailErrno("listening on the admin socket " + path);
-  return listener;
 }
 
 }  // namespace
@@ -215,8 +193,8 @@ void AdminServer::Register(const std::string& verb, Handler handler) {
   handlers_[verb] = std::move(handler);
 }
 
-Result<> AdminServer::Start() {
-  auto listener = Listen(path_);
+Result<> AdminServer::Start(const InstanceLock& held) {
+  auto listener = ListenUnix(path_, SOCK_STREAM, 0600, held);
   if (!listener) return std::unexpected(listener.error());
   acceptor_ = std::make_unique<Acceptor>(
       loop_, *std::move(listener), [this](Fd connection) { OnAccept(std::move(connection)); },

@@ -10,6 +10,7 @@
 
 #include "daemon/control/acceptor.h"
 #include "daemon/control/event_loop.h"
+#include "daemon/control/run_directory.h"
 #include "shm_proto/base/result.h"
 
 namespace sluice::control {
@@ -60,10 +61,8 @@ class AdminServer {
 
   void Register(const std::string& verb, Handler handler);
 
-  // Makes the socket, readable and writable by its owner alone. The caller holds the lock that
-  // makes this daemon the only one in the directory: a file left over from a killed one is
-  // replaced.
-  Result<> Start();
+  // Makes the socket, readable and writable by its owner alone.
+  Result<> Start(const InstanceLock& held);
   void Stop();  // Idempotent.
 
   size_t connections() const { return connections_.size(); }
