@@ -92,8 +92,8 @@ struct Completion {
   Status status;
   uint32_t immediate;
   uint32_t bytes;
-  // kReceived: valid until the next Poll() of this transport, aligned to nothing. Often, not always,
-  // the posted memory.
+  // kReceived: valid until the next Poll() of this transport, aligned to nothing. Often, not
+  // always, the posted memory.
   const std::byte* data;
 };
 

@@ -85,7 +85,10 @@ class ReceiveQueue {
 
   size_t size() const { return static_cast<size_t>(end_ - first_); }
   bool empty() const { return first_ == end_; }
-  const ReceiveRequest& front() const { return requests_[first_ % requests_.size()]; }
+  const ReceiveRequest& front() const { return at(0); }
+  const ReceiveRequest& at(size_t behind_front) const {
+    return requests_[(first_ + behind_front) % requests_.size()];
+  }
   void Pop() { ++first_; }
 
  private:

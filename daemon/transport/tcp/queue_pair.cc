@@ -18,7 +18,7 @@ namespace sluice::transport {
 namespace {
 
 // What one connection may read or write in one Poll(), so that all get their turn.
-constexpr uint64_t kReadBytesPerPoll = 512 * kKiB;
+constexpr uint64_t kReadBytesPerPoll = 1 * kMiB;
 constexpr uint64_t kWriteBytesPerPoll = 1 * kMiB;
 
 // How much is read into staging at a time: little behind a payload that has its own place, since
@@ -26,11 +26,13 @@ constexpr uint64_t kWriteBytesPerPoll = 1 * kMiB;
 constexpr size_t kStagedSmallBytes = 128 * kKiB;
 constexpr size_t kStagedBehindLargeBytes = 2 * kKiB;
 
-// No event tells that the peer's kernel acknowledged something. A busy loop looks no more often
-// than the spacing; a sleeping one is woken after the first backoff, then ever more rarely.
-constexpr uint64_t kLookSpacingNs = 10 * kNsPerUs;
+// No event tells that the peer's kernel acknowledged something, and each look is a system call. The
+// first comes after the first backoff, then ever more rarely while nothing changes; but where the
+// sender is likely to wait for it, a busy loop looks again after the spacing.
 constexpr uint64_t kFirstBackoffNs = 50 * kNsPerUs;
 constexpr uint64_t kLastBackoffNs = 1 * kNsPerMs;
+constexpr uint64_t kLookSpacingNs = 10 * kNsPerUs;
+constexpr uint64_t kUrgentBytes = 128 * kKiB;
 
 }  // namespace
 
@@ -126,22 +128,18 @@ bool TcpQueuePair::ReadSome(std::span<std::byte> staging, uint64_t now_ns) {
   return more;
 }
 
-// How much to read behind the bytes that go to their landing.
-size_t TcpQueuePair::StagedBytes(uint64_t landing_bytes, size_t room) const {
-  if (landing_bytes > 0 && landing_bytes < reader_.frame_bytes_left()) return 0;
-  const bool thrown_away = landing_bytes == 0 && reader_.frame_bytes_left() > 0;
-  const bool large = reader_.expects_large() && !thrown_away;
-  return std::min(large ? kStagedBehindLargeBytes : kStagedSmallBytes, room);
-}
-
 // One system call.
 bool TcpQueuePair::ReadOnce(std::span<std::byte> staging, uint64_t now_ns, uint64_t& budget_bytes) {
-  std::array<iovec, kMaxSlices + 1> pieces;
-  uint64_t landing_bytes = 0;
-  size_t count = reader_.Landing(budget_bytes, std::span(pieces).first<kMaxSlices>(),
-                                 landing_bytes);
-  const size_t staged_bytes = StagedBytes(landing_bytes, staging.size());
-  if (staged_bytes > 0) pieces[count++] = {staging.data(), staged_bytes};
+  std::array<iovec, TcpReader::kLandingPieces + 1> pieces;
+  const auto landing = reader_.Landing(budget_bytes,
+                                       std::span(pieces).first<TcpReader::kLandingPieces>());
+  size_t count = landing.pieces;
+  size_t staged_bytes = 0;
+  if (landing.complete) {
+    const bool large = reader_.expects_large() && !reader_.throws_away();
+    staged_bytes = std::min(large ? kStagedBehindLargeBytes : kStagedSmallBytes, staging.size());
+    pieces[count++] = {staging.data(), staged_bytes};
+  }
   msghdr message{};
   message.msg_iov = pieces.data();
   message.msg_iovlen = count;
@@ -149,21 +147,24 @@ bool TcpQueuePair::ReadOnce(std::span<std::byte> staging, uint64_t now_ns, uint6
   if (result <= 0) return OnReadFailed(result);
 
   const auto bytes = static_cast<uint64_t>(result);
-  const uint64_t landed = std::min(bytes, landing_bytes);
   last_heard_ns_ = now_ns;
   budget_bytes -= std::min(bytes, budget_bytes);
-  reader_.Landed(landed);
-  if (bytes > landed) {
-    bool referenced = false;
-    const auto consumed = reader_.Consume(staging.first(bytes - landed), referenced);
-    if (referenced) transport_.staging_used_ += RoundUp(bytes - landed, 64);
-    if (!consumed) {
-      Die(consumed.error().message);
-      return false;
-    }
+  if (auto read = OnBytes(bytes, std::min(bytes, landing.bytes), staging); !read) {
+    Die(read.error().message);
+    return false;
   }
   // A short read emptied the socket, and a later byte is a new event. The end of the stream is not.
-  return bytes == landing_bytes + staged_bytes || hung_up_ || !write_failure_.empty();
+  return bytes == landing.bytes + staged_bytes || hung_up_ || !write_failure_.empty();
+}
+
+// The first `landed` of the bytes are where they belong, the others in staging.
+Result<> TcpQueuePair::OnBytes(uint64_t bytes, uint64_t landed, std::span<std::byte> staging) {
+  if (auto placed = reader_.Landed(landed); !placed) return placed;
+  if (bytes == landed) return {};
+  bool referenced = false;
+  auto consumed = reader_.Consume(staging.first(bytes - landed), referenced);
+  if (referenced) transport_.staging_used_ += RoundUp(bytes - landed, 64);
+  return consumed;
 }
 
 bool TcpQueuePair::OnReadFailed(ssize_t result) {
@@ -175,7 +176,7 @@ bool TcpQueuePair::OnReadFailed(ssize_t result) {
     Die("the connection broke: " + write_failure_);
   } else if (result < 0) {
     Die(std::string("the connection broke: recvmsg: ") + std::strerror(error_number));
-  } else if (reader_.in_frame()) {
+  } else if (reader_.in_batch()) {
     Die("the peer closed the connection in the middle of a message");
   } else {
     Die("the peer closed the connection");
@@ -185,7 +186,9 @@ bool TcpQueuePair::OnReadFailed(ssize_t result) {
 
 bool TcpQueuePair::LookForAcknowledgement(uint64_t now_ns) {
   if (dead() || !writer_.has_unacknowledged()) return false;
-  if (now_ns - last_look_ns_ < kLookSpacingNs) return true;
+  const bool urgent = writer_.unacknowledged_bytes() >= kUrgentBytes ||
+                      sends_.end() - sends_.first() >= sends_.depth() / 2;
+  if (now_ns < (urgent ? last_look_ns_ + kLookSpacingNs : next_look_ns_)) return true;
   last_look_ns_ = now_ns;
   int unacknowledged = 0;
   if (ioctl(connection_.get(), SIOCOUTQ, &unacknowledged) < 0) {

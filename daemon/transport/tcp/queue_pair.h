@@ -50,8 +50,8 @@ class TcpQueuePair final : public QueuePair {
  private:
   bool dead() const { return !reason_.empty(); }
   void Die(std::string reason);
-  size_t StagedBytes(uint64_t landing_bytes, size_t room) const;
   bool ReadOnce(std::span<std::byte> staging, uint64_t now_ns, uint64_t& budget_bytes);
+  Result<> OnBytes(uint64_t bytes, uint64_t landed, std::span<std::byte> staging);
   bool OnReadFailed(ssize_t result);
 
   TcpTransport& transport_;

@@ -8,149 +8,198 @@
 #include "shm_proto/base/units.h"
 
 namespace sluice::transport {
+namespace {
 
-size_t TcpReader::Landing(uint64_t limit, std::span<iovec, kMaxSlices> pieces,
-                          uint64_t& bytes) const {
-  bytes = std::min(limit, frame_bytes_left());
-  if (bytes > 0) {
-    if (header_.operation == static_cast<uint8_t>(WireOperation::kSend)) {
-      pieces[0] = {target_.receives.front().address + done_, bytes};
-      return 1;
-    }
-    if (grant_ != nullptr) return grant_->Pieces(header_.address + done_, bytes, pieces);
-  }
-  bytes = 0;
-  return 0;
+std::unexpected<Error> Breach(std::string what) {
+  return Fail(ErrorCode::kProtocol, std::move(what));
 }
 
-void TcpReader::Landed(uint64_t bytes) {
-  done_ += static_cast<uint32_t>(bytes);
-  if (in_frame_ && done_ == header_.length) FinishFrame();
+}  // namespace
+
+// Looks ahead over the frames of the batch as far as all is well with them. What is not is found
+// again, and judged, when its turn comes.
+TcpReader::LandingPlan TcpReader::Landing(uint64_t limit,
+                                          std::span<iovec, kLandingPieces> pieces) const {
+  LandingPlan plan;
+  size_t receive = 0;
+  for (size_t frame = frame_; frame < frame_count_; ++frame) {
+    const WireHeader& header = headers_[frame];
+    const uint32_t done = frame == frame_ ? done_ : 0;
+    if (pieces.size() - plan.pieces < kMaxSlices || plan.bytes == limit) {
+      plan.complete = false;
+      break;
+    }
+    uint64_t bytes = 0;
+    const auto here = pieces.subspan(plan.pieces).first<kMaxSlices>();
+    plan.pieces += LandingOf(header, done, receive, limit - plan.bytes, here, bytes);
+    plan.bytes += bytes;
+    if (bytes < header.length - done) {
+      plan.complete = plan.bytes < limit;  // Thrown away or wrong: for Consume().
+      break;
+    }
+    if (header.operation != static_cast<uint8_t>(WireOperation::kWrite)) ++receive;
+  }
+  return plan;
+}
+
+// Where the bytes of one frame go whose completion will use up the receive that is `receive`th in
+// line. 0 pieces: nowhere, or it breaks the rules.
+size_t TcpReader::LandingOf(const WireHeader& header, uint32_t done, size_t receive, uint64_t limit,
+                            std::span<iovec, kMaxSlices> pieces, uint64_t& bytes) const {
+  bytes = 0;
+  const uint64_t left = std::min<uint64_t>(limit, header.length - done);
+  const auto operation = static_cast<WireOperation>(header.operation);
+  if (left == 0) return 0;
+  if (operation == WireOperation::kSend) {
+    if (receive >= target_.receives.size() || header.length > target_.receive_bytes) return 0;
+    bytes = left;
+    pieces[0] = {target_.receives.at(receive).address + done, left};
+    return 1;
+  }
+  const Grant* grant = &header == &headers_[frame_] ? grant_ : target_.grants.Find(header.key);
+  if (grant == nullptr || !InRange(header.address, header.length, grant->bytes)) return 0;
+  bytes = left;
+  return grant->Pieces(header.address + done, left, pieces);
+}
+
+Result<> TcpReader::Landed(uint64_t bytes) {
+  while (bytes > 0 && in_payload()) {
+    const uint64_t here = std::min<uint64_t>(bytes, header().length - done_);
+    done_ += static_cast<uint32_t>(here);
+    bytes -= here;
+    if (auto finished = FinishFrames(); !finished) return finished;
+  }
+  return {};
 }
 
 Result<> TcpReader::Consume(std::span<const std::byte> bytes, bool& referenced) {
   referenced = false;
   while (!bytes.empty()) {
-    if (in_frame_) {
-      bytes = bytes.subspan(Place(bytes));
-      continue;
-    }
-    if (header_bytes_ == 0 && bytes.size() >= sizeof header_) {
-      std::memcpy(&header_, bytes.data(), sizeof header_);
-      bytes = bytes.subspan(sizeof header_);
+    size_t taken = 0;
+    if (!in_payload()) {
+      taken = TakeHeaderBytes(bytes);
+      if (header_bytes_ == sizeof(WireHeader)) {
+        if (auto seen = OnHeader(); !seen) return seen;
+      }
+    } else if (is_send() && done_ == 0 && bytes.size() >= header().length) {
+      taken = header().length;
+      referenced = true;
+      FinishFrame(bytes.data());
+      if (auto started = StartFrame(); !started) return started;
     } else {
-      const size_t taken = std::min(bytes.size(), sizeof header_ - header_bytes_);
-      std::memcpy(header_memory_.data() + header_bytes_, bytes.data(), taken);
-      header_bytes_ += taken;
-      bytes = bytes.subspan(taken);
-      if (header_bytes_ < sizeof header_) return {};
-      std::memcpy(&header_, header_memory_.data(), sizeof header_);
-      header_bytes_ = 0;
+      taken = Place(bytes);
     }
-    if (auto started = StartFrame(); !started) return started;
-    if (HandOut(bytes)) {
-      referenced |= header_.length > 0;
-      bytes = bytes.subspan(header_.length);
-    }
+    if (auto finished = FinishFrames(); !finished) return finished;
+    bytes = bytes.subspan(taken);
   }
   return {};
 }
 
 void TcpReader::Withdraw(uint32_t grant) {
-  if (grant_ != nullptr && header_.key == grant) {
+  if (in_payload() && grant_ != nullptr && header().key == grant) {
     grant_ = nullptr;
     ++discarded_writes_;
   }
 }
 
+size_t TcpReader::TakeHeaderBytes(std::span<const std::byte> bytes) {
+  const size_t taken = std::min(bytes.size(), sizeof(WireHeader) - header_bytes_);
+  auto* into = reinterpret_cast<std::byte*>(&headers_[headers_seen_]);
+  std::memcpy(into + header_bytes_, bytes.data(), taken);
+  header_bytes_ += taken;
+  return taken;
+}
+
+Result<> TcpReader::OnHeader() {
+  header_bytes_ = 0;
+  const WireHeader& header = headers_[headers_seen_];
+  const bool known = header.operation >= static_cast<uint8_t>(WireOperation::kSend) &&
+                     header.operation <= static_cast<uint8_t>(WireOperation::kWriteImmediate);
+  const bool in_sequence = headers_seen_ == 0
+                               ? header.following < kMaxBatch
+                               : header.following + 1 == headers_[headers_seen_ - 1].following;
+  if (header.magic != kWireMagic || !known || !in_sequence) {
+    return Breach("the peer's stream holds something that is no header (magic " +
+                  std::to_string(header.magic) + ", operation " + std::to_string(header.operation) +
+                  ", following " + std::to_string(header.following) + ")");
+  }
+  ++headers_seen_;
+  if (header.following > 0) return {};
+  frame_count_ = headers_seen_;
+  headers_seen_ = 0;
+  frame_ = 0;
+  last_batch_bytes_ = 0;
+  for (size_t i = 0; i < frame_count_; ++i) last_batch_bytes_ += headers_[i].length;
+  return StartFrame();
+}
+
+// Judges the frame that is now the current one, if any.
 Result<> TcpReader::StartFrame() {
-  const auto operation = static_cast<WireOperation>(header_.operation);
-  if (header_.magic != kWireMagic || header_.reserved != 0 || operation < WireOperation::kSend ||
-      operation > WireOperation::kWriteImmediate) {
-    return Fail(ErrorCode::kProtocol, "the peer's stream holds something that is no frame (magic " +
-                                          std::to_string(header_.magic) + ", operation " +
-                                          std::to_string(header_.operation) + ")");
-  }
-  if (operation != WireOperation::kWrite && target_.receives.empty()) {
-    return Fail(ErrorCode::kProtocol, "the peer sent more messages than receives were posted");
-  }
   done_ = 0;
   grant_ = nullptr;
-  last_length_ = header_.length;
-  auto started = operation == WireOperation::kSend ? StartSend() : StartWrite();
-  if (!started) return started;
-  in_frame_ = true;
-  if (header_.length == 0 && operation != WireOperation::kSend) FinishFrame();
-  return {};
-}
-
-Result<> TcpReader::StartSend() {
-  if (header_.length <= target_.receive_bytes) return {};
-  return Fail(ErrorCode::kProtocol, "the peer's SEND of " + std::to_string(header_.length) +
-                                        " bytes is longer than the posted receives of " +
-                                        std::to_string(target_.receive_bytes));
-}
-
-Result<> TcpReader::StartWrite() {
-  if (header_.length == 0) return {};
-  grant_ = target_.grants.Find(header_.key);
+  if (!in_payload()) return {};
+  const WireHeader& frame = header();
+  const auto operation = static_cast<WireOperation>(frame.operation);
+  if (operation != WireOperation::kWrite && target_.receives.empty()) {
+    return Breach("the peer sent more messages than receives were posted");
+  }
+  if (operation == WireOperation::kSend) {
+    if (frame.length <= target_.receive_bytes) return {};
+    return Breach("the peer's SEND of " + std::to_string(frame.length) +
+                  " bytes is longer than the posted receives of " +
+                  std::to_string(target_.receive_bytes));
+  }
+  if (frame.length == 0) return {};
+  grant_ = target_.grants.Find(frame.key);
   if (grant_ == nullptr) {
     ++discarded_writes_;
-  } else if (!InRange(header_.address, header_.length, grant_->bytes)) {
-    return Fail(ErrorCode::kProtocol, "the peer's WRITE of " + std::to_string(header_.length) +
-                                          " bytes at " + std::to_string(header_.address) +
-                                          " leaves grant " + std::to_string(header_.key) + " of " +
-                                          std::to_string(grant_->bytes) + " bytes");
+  } else if (!InRange(frame.address, frame.length, grant_->bytes)) {
+    return Breach("the peer's WRITE of " + std::to_string(frame.length) + " bytes at " +
+                  std::to_string(frame.address) + " leaves grant " + std::to_string(frame.key) +
+                  " of " + std::to_string(grant_->bytes) + " bytes");
   }
   return {};
 }
 
-// A SEND that is here as a whole stays where it is. Also finishes empty ones.
-bool TcpReader::HandOut(std::span<const std::byte> bytes) {
-  if (!in_frame_ || header_.operation != static_cast<uint8_t>(WireOperation::kSend) ||
-      bytes.size() < header_.length) {
-    return false;
+// Goes on to the next frame that misses bytes.
+Result<> TcpReader::FinishFrames() {
+  while (in_payload() && done_ == header().length) {
+    FinishFrame(is_send() ? target_.receives.front().address : nullptr);
+    if (auto started = StartFrame(); !started) return started;
   }
-  in_frame_ = false;
-  Complete(CompletionKind::kReceived, bytes.data());
-  return true;
+  return {};
 }
 
+void TcpReader::FinishFrame(const std::byte* data) {
+  const WireHeader& frame = headers_[frame_++];
+  const auto operation = static_cast<WireOperation>(frame.operation);
+  if (operation == WireOperation::kWrite) return;
+  const bool send = operation == WireOperation::kSend;
+  const uint64_t id = target_.receives.front().id;
+  target_.receives.Pop();
+  target_.completions.Push(target_.owner,
+                           {.id = id,
+                            .context = target_.context,
+                            .kind = send ? CompletionKind::kReceived : CompletionKind::kWritten,
+                            .status = Status::kOk,
+                            .immediate = frame.immediate,
+                            .bytes = frame.length,
+                            .data = data});
+}
+
+// Puts payload bytes of the current frame where they belong, or nowhere; returns how many.
 size_t TcpReader::Place(std::span<const std::byte> bytes) {
+  const size_t here = std::min<size_t>(bytes.size(), header().length - done_);
   std::array<iovec, kMaxSlices> pieces;
   uint64_t landing_bytes = 0;
-  const size_t count = Landing(bytes.size(), pieces, landing_bytes);
+  const size_t count = LandingOf(header(), done_, 0, here, pieces, landing_bytes);
   const std::byte* from = bytes.data();
   for (size_t i = 0; i < count; ++i) {
     std::memcpy(pieces[i].iov_base, from, pieces[i].iov_len);
     from += pieces[i].iov_len;
   }
-  const size_t placed = std::min<uint64_t>(bytes.size(), frame_bytes_left());
-  Landed(placed);
-  return placed;
-}
-
-void TcpReader::FinishFrame() {
-  in_frame_ = false;
-  grant_ = nullptr;
-  const auto operation = static_cast<WireOperation>(header_.operation);
-  if (operation == WireOperation::kSend) {
-    Complete(CompletionKind::kReceived, target_.receives.front().address);
-  } else if (operation == WireOperation::kWriteImmediate) {
-    Complete(CompletionKind::kWritten, nullptr);
-  }
-}
-
-void TcpReader::Complete(CompletionKind kind, const std::byte* data) {
-  const uint64_t id = target_.receives.front().id;
-  target_.receives.Pop();
-  target_.completions.Push(target_.owner, {.id = id,
-                                           .context = target_.context,
-                                           .kind = kind,
-                                           .status = Status::kOk,
-                                           .immediate = header_.immediate,
-                                           .bytes = header_.length,
-                                           .data = data});
+  done_ += static_cast<uint32_t>(here);
+  return here;
 }
 
 }  // namespace sluice::transport

@@ -31,53 +31,64 @@ struct ReaderTarget {
 // (Landing, then Landed); the others are looked through in passing memory (Consume). A SEND that
 // lies whole in passing memory is handed out from there, without a copy.
 // Invariant: no byte goes anywhere but into a posted receive's or a live grant's memory, in bounds.
+// While in_payload() the current frame is checked, and payload bytes of it are missing.
 // Thread: its transport's. Allocates: never, but for the sentence of an error.
 class TcpReader {
  public:
+  static constexpr size_t kLandingPieces = 96;
+
   explicit TcpReader(const ReaderTarget& target) : target_(target) {}
 
-  // Memory that the next bytes of the stream belong in, at most `limit` of them; fills in `bytes`
-  // and returns how many pieces. 0 pieces: only Consume() can tell. Valid until the next call.
-  size_t Landing(uint64_t limit, std::span<iovec, kMaxSlices> pieces, uint64_t& bytes) const;
+  // Memory that the next bytes of the stream belong in, at most `limit` of them.
+  struct LandingPlan {
+    size_t pieces = 0;
+    uint64_t bytes = 0;
+    bool complete = true;  // What follows these bytes has no known place: Consume() it.
+  };
+  LandingPlan Landing(uint64_t limit, std::span<iovec, kLandingPieces> pieces) const;
 
-  // The next `bytes` of the stream have been put where Landing() said.
-  void Landed(uint64_t bytes);
-
-  // Looks through the next bytes of the stream. The error is the peer's breach of the protocol, and
-  // the last thing this reader says. `referenced`: completions point into `bytes`.
+  // The next `bytes` of the stream have been put where Landing() said, or are the next of
+  // Consume(). An error is the peer's breach of the protocol, and the last thing this reader says.
+  Result<> Landed(uint64_t bytes);
+  // Looks through the next bytes of the stream. `referenced`: completions point into `bytes`.
   Result<> Consume(std::span<const std::byte> bytes, bool& referenced);
 
   // The grant is about to go: what still comes for it is thrown away.
   void Withdraw(uint32_t grant);
 
-  bool in_frame() const { return in_frame_ || header_bytes_ > 0; }
-  uint64_t frame_bytes_left() const { return in_frame_ ? header_.length - done_ : 0; }
+  bool in_payload() const { return frame_ < frame_count_; }
+  bool in_batch() const { return in_payload() || headers_seen_ > 0 || header_bytes_ > 0; }
+  bool throws_away() const { return in_payload() && !is_send() && grant_ == nullptr; }
 
   // Whether the stream is likely to go on with payloads better put where they belong than copied.
-  bool expects_large() const { return last_length_ >= kLargeBytes; }
+  bool expects_large() const { return last_batch_bytes_ >= kLargeBytes; }
 
   uint64_t discarded_writes() const { return discarded_writes_; }
 
  private:
   // From here on a system call of its own is cheaper than the copy it saves.
-  static constexpr uint32_t kLargeBytes = 8 * 1024;
+  static constexpr uint64_t kLargeBytes = 16 * 1024;
 
+  const WireHeader& header() const { return headers_[frame_]; }
+  bool is_send() const { return header().operation == static_cast<uint8_t>(WireOperation::kSend); }
+  size_t TakeHeaderBytes(std::span<const std::byte> bytes);
+  Result<> OnHeader();
   Result<> StartFrame();
-  Result<> StartSend();
-  Result<> StartWrite();
+  Result<> FinishFrames();
+  void FinishFrame(const std::byte* data);
+  size_t LandingOf(const WireHeader& header, uint32_t done, size_t receive, uint64_t limit,
+                   std::span<iovec, kMaxSlices> pieces, uint64_t& bytes) const;
   size_t Place(std::span<const std::byte> bytes);
-  bool HandOut(std::span<const std::byte> bytes);
-  void FinishFrame();
-  void Complete(CompletionKind kind, const std::byte* data);
 
   const ReaderTarget target_;
-  std::array<std::byte, sizeof(WireHeader)> header_memory_;  // A header that came in pieces.
-  size_t header_bytes_ = 0;
-  bool in_frame_ = false;
-  WireHeader header_{};           // While in_frame_.
-  const Grant* grant_ = nullptr;  // Of a WRITE under way; nullptr: its bytes are thrown away.
-  uint32_t done_ = 0;             // Payload bytes of this frame that are placed.
-  uint32_t last_length_ = 0;
+  std::array<WireHeader, kMaxBatch> headers_;
+  size_t header_bytes_ = 0;       // Of the header that is coming in.
+  size_t headers_seen_ = 0;       // Of a batch whose headers are coming in.
+  size_t frame_count_ = 0;        // Frames of the batch whose payloads are coming in.
+  size_t frame_ = 0;              // The current one.
+  uint32_t done_ = 0;             // Payload bytes of the current frame that are placed.
+  const Grant* grant_ = nullptr;  // Of the current WRITE; nullptr: its bytes are thrown away.
+  uint64_t last_batch_bytes_ = 0;
   uint64_t discarded_writes_ = 0;
 };
 

@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "shm_proto/base/check.h"
@@ -26,7 +27,7 @@ WireHeader HeaderOf(const SendRequest& request) {
   const bool write = request.opcode != Opcode::kSend;
   return {.magic = kWireMagic,
           .operation = static_cast<uint8_t>(OperationOf(request.opcode)),
-          .reserved = 0,
+          .following = 0,
           .length = static_cast<uint32_t>(bytes),
           .immediate = request.opcode == Opcode::kWriteImmediate ? request.immediate : 0,
           .key = write ? request.remote_key : 0,
@@ -42,10 +43,7 @@ size_t TcpWriter::Post(std::span<const SendRequest> requests) {
   uint64_t position = sends_.end();
   const size_t taken = sends_.Post(requests);
   for (; position != sends_.end(); ++position) {
-    WireHeader& header = headers_[sends_.SlotOf(position)];
-    header = HeaderOf(sends_.at(position));
-    posted_bytes_ += sizeof header + header.length;
-    frame_ends_[sends_.SlotOf(position)] = posted_bytes_;
+    headers_[sends_.SlotOf(position)] = HeaderOf(sends_.at(position));
   }
   return taken;
 }
@@ -54,6 +52,7 @@ WriteOutcome TcpWriter::Write(int socket, uint64_t limit_bytes) {
   uint64_t written_here = 0;
   while (has_unwritten()) {
     if (written_here >= limit_bytes) return WriteOutcome::kMore;
+    if (written_ == batch_end_) StartBatch();
     uint64_t gathered_bytes = 0;
     msghdr message{};
     message.msg_iov = gathered_.data();
@@ -72,29 +71,57 @@ WriteOutcome TcpWriter::Write(int socket, uint64_t limit_bytes) {
   return WriteOutcome::kDrained;
 }
 
-// Fills gathered_ from the first unwritten byte on.
+// Makes a batch of what is posted and not yet written.
+void TcpWriter::StartBatch() {
+  batch_first_ = written_;
+  batch_end_ = written_;
+  batch_offset_ = written_bytes_;
+  size_t pieces = 2;  // The headers: two where they wrap around the end of the queue.
+  uint64_t bytes = 0;
+  while (batch_end_ != sends_.end() && batch_end_ - batch_first_ < kMaxBatch &&
+         bytes < kBatchBytes) {
+    pieces += sends_.at(batch_end_).segment_count;
+    if (pieces > kGatherPieces) break;
+    bytes += headers_[sends_.SlotOf(batch_end_)].length;
+    ++batch_end_;
+  }
+  uint64_t end = batch_offset_ + (batch_end_ - batch_first_) * sizeof(WireHeader);
+  for (uint64_t position = batch_first_; position != batch_end_; ++position) {
+    const size_t slot = sends_.SlotOf(position);
+    headers_[slot].following = static_cast<uint16_t>(batch_end_ - position - 1);
+    end += headers_[slot].length;
+    frame_ends_[slot] = end;
+  }
+}
+
+// Fills gathered_ with what is not yet written of the batch. Looks at nothing in front of written_:
+// those slots may hold later requests by now.
 size_t TcpWriter::Gather(uint64_t& bytes) {
   size_t count = 0;
   bytes = 0;
-  for (uint64_t position = written_; position != sends_.end(); ++position) {
+  const size_t headers = static_cast<size_t>(batch_end_ - batch_first_);
+  const uint64_t payload_offset = batch_offset_ + headers * sizeof(WireHeader);
+  const bool in_headers = written_bytes_ < payload_offset;
+  uint64_t skip = written_bytes_ - (in_headers ? batch_offset_ : PayloadOffset(written_));
+  const auto add = [&](const void* address, uint64_t length) {
+    if (skip >= length) {
+      skip -= length;
+      return;
+    }
+    // sendmsg only reads; iovec has no const.
+    gathered_[count++] = {static_cast<std::byte*>(const_cast<void*>(address)) + skip,
+                          length - skip};
+    bytes += length - skip;
+    skip = 0;
+  };
+  if (in_headers) {
+    const size_t first_slot = sends_.SlotOf(batch_first_);
+    const size_t unwrapped = std::min(headers, headers_.size() - first_slot);
+    add(&headers_[first_slot], unwrapped * sizeof(WireHeader));
+    add(headers_.data(), (headers - unwrapped) * sizeof(WireHeader));
+  }
+  for (uint64_t position = written_; position != batch_end_; ++position) {
     const SendRequest& request = sends_.at(position);
-    if (count + 1 + request.segment_count > kGatherPieces) break;
-    WireHeader& header = headers_[sends_.SlotOf(position)];
-    // Bytes of this frame that are written: only the first frame can have some.
-    const uint64_t start = frame_ends_[sends_.SlotOf(position)] - sizeof header - header.length;
-    uint64_t skip = written_bytes_ > start ? written_bytes_ - start : 0;
-    const auto add = [&](const void* address, uint64_t length) {
-      if (skip >= length) {
-        skip -= length;
-        return;
-      }
-      // sendmsg only reads; iovec has no const.
-      gathered_[count++] = {static_cast<std::byte*>(const_cast<void*>(address)) + skip,
-                            length - skip};
-      bytes += length - skip;
-      skip = 0;
-    };
-    add(&header, sizeof header);
     for (uint32_t i = 0; i < request.segment_count; ++i) {
       add(request.segments[i].address, request.segments[i].length);
     }
@@ -102,9 +129,17 @@ size_t TcpWriter::Gather(uint64_t& bytes) {
   return count;
 }
 
+// Where the payload of a request of the current batch begins in the stream.
+uint64_t TcpWriter::PayloadOffset(uint64_t position) const {
+  const size_t slot = sends_.SlotOf(position);
+  return frame_ends_[slot] - headers_[slot].length;
+}
+
 void TcpWriter::Advance(uint64_t bytes) {
   written_bytes_ += bytes;
-  while (has_unwritten() && frame_ends_[sends_.SlotOf(written_)] <= written_bytes_) ++written_;
+  while (written_ != batch_end_ && frame_ends_[sends_.SlotOf(written_)] <= written_bytes_) {
+    ++written_;
+  }
 }
 
 void TcpWriter::Acknowledge(uint64_t unacknowledged, const QueuePair* owner, void* context,

@@ -26,9 +26,9 @@ enum class WriteOutcome : uint8_t {
 // The sending half of one connection: frames posted requests and gathers many of them into one
 // system call, straight from their memory. A request is done when the peer's kernel has
 // acknowledged its last byte; until then its memory may have to be read again.
-// Invariant: sends.first() <= acknowledged_ <= written_ <= sends.end(). Headers are in private
-// memory, never beside a client's bytes.
-// Thread: its transport's. Allocates: at creation only.
+// Invariant: sends.first() <= acknowledged_ <= written_ <= batch_end_ <= sends.end(). Headers are
+// in private memory, never beside a client's bytes. Thread: its transport's. Allocates: at creation
+// only.
 class TcpWriter {
  public:
   explicit TcpWriter(SendQueue& sends);
@@ -45,21 +45,27 @@ class TcpWriter {
 
   bool has_unwritten() const { return written_ != sends_.end(); }
   bool has_unacknowledged() const { return acknowledged_bytes_ < written_bytes_; }
+  uint64_t unacknowledged_bytes() const { return written_bytes_ - acknowledged_bytes_; }
   uint64_t acknowledged_bytes() const { return acknowledged_bytes_; }
 
  private:
-  static constexpr size_t kGatherPieces = 128;
+  static constexpr size_t kGatherPieces = 192;
+  static constexpr uint64_t kBatchBytes = 1024 * 1024;  // A batch ends with the request beyond this.
 
+  void StartBatch();
+  uint64_t PayloadOffset(uint64_t position) const;
   size_t Gather(uint64_t& bytes);
   void Advance(uint64_t bytes);
 
   SendQueue& sends_;
   std::vector<WireHeader> headers_;   // By slot.
-  std::vector<uint64_t> frame_ends_;  // By slot: position in the stream right behind the frame.
+  std::vector<uint64_t> frame_ends_;  // By slot: offset in the stream right behind the payload.
   std::array<iovec, kGatherPieces> gathered_;
   uint64_t written_ = 0;       // Position of the request that is written next, or in part.
   uint64_t acknowledged_ = 0;  // Position of the oldest request not yet acknowledged.
-  uint64_t posted_bytes_ = 0;
+  uint64_t batch_first_ = 0;   // Positions of the batch that is being written.
+  uint64_t batch_end_ = 0;
+  uint64_t batch_offset_ = 0;  // Where it begins in the stream.
   uint64_t written_bytes_ = 0;
   uint64_t acknowledged_bytes_ = 0;
 };
