@@ -391,6 +391,11 @@ void Handshake::Reject(RefuseReason reason, const std::string& text) {
   if (phase_ != Phase::kDone && phase_ != Phase::kFailed) End(reason, text);
 }
 
+void Handshake::Abandon(const std::string& text) {
+  End(RefuseReason::kBusy, text, false);
+  failure_.code = ErrorCode::kUnavailable;
+}
+
 void Handshake::OnRefuse() {
   const auto refuse = Received<Refuse>();
   failure_.reason = refuse.reason;

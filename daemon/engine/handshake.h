@@ -100,6 +100,9 @@ class Handshake {
   void Grant(const Decision& decision);  // Listener in kDeciding.
   void Reject(RefuseReason reason, const std::string& text);  // Any time before the end.
 
+  // The connection is dead: fails without a word, at any time.
+  void Abandon(const std::string& text);
+
   const PeerClaims& peer() const { return peer_; }     // kDeciding and later.
   const Failure& failure() const { return failure_; }  // kFailed.
   std::string PeerName() const;                        // kDeciding and later; printable.
