@@ -5,8 +5,6 @@
 
 #include <random>
 
-#include "daemon/memory/memory_worker.h"
-
 namespace sluice::memory {
 namespace {
 
@@ -139,15 +137,6 @@ TEST(ClientPool, RandomLeasesNeverOverlapAndAllComesBack) {
   for (const auto& [run, thread] : leases)
     ASSERT_TRUE(pool->GiveBack(run, Lessee::Receiver(thread), 0));
   EXPECT_EQ(pool->CountUnused(), 5u);
-}
-
-TEST(MemoryWorker, RunsEverythingQueuedBeforeItEnds) {
-  int ran = 0;
-  {
-    MemoryWorker worker;
-    for (int i = 0; i < 100; ++i) worker.Run([&ran] { ++ran; });
-  }
-  EXPECT_EQ(ran, 100);
 }
 
 }  // namespace
