@@ -54,6 +54,18 @@ ATOMICS_ALLOWED = {
     "daemon/control/log.h": "any thread asks for the level, and counts what it may not write, without a lock",
     "daemon/control/log.cc": "as its header",
     "daemon/control/event_loop.h": "a signal handler may only set a lock-free flag",
+    "libclient/src/fork_guard.h": "every call asks whether it runs in a forked child, at the price of one load",
+    "libclient/src/fork_guard.cc": "makes the page that fork_guard.h reads",
+    "libclient/src/granules.h": "any thread frees or sends a buffer; a lock there would be one on the data path",
+    "libclient/src/granules.cc": "as granules.h",
+    "libclient/src/inline_slab.h": "as granules.h, for small messages",
+    "libclient/src/inline_slab.cc": "as granules.h, for small messages",
+    "libclient/src/pool.h": "what a block is used for is read at every free",
+    "libclient/src/pool.cc": "as pool.h",
+    "libclient/src/mailbox.h": "each poll asks 'anything for me?' and must not take a lock for it",
+    "libclient/src/mailbox.cc": "as mailbox.h",
+    "libclient/src/control_thread.h": "a flag that ends the thread",
+    "libclient/src/control_thread.cc": "as control_thread.h",
 }
 
 # Files with a function that is one long table, which splitting would not make easier to read.
