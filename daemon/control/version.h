@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-namespace sluice {
+namespace sluice::control {
 
 // Of the whole project, as CMake knows it.
 constexpr const char* kVersion = SLUICE_VERSION;
 
-}  // namespace sluice
+}  // namespace sluice::control
