@@ -172,7 +172,7 @@ bool TcpQueuePair::OnReadFailed(ssize_t result) {
   if (result < 0 && error_number == EINTR) return true;
   const bool empty = result < 0 && (error_number == EAGAIN || error_number == EWOULDBLOCK);
   if (empty && write_failure_.empty()) return false;
-  if (empty) {
+  if (!write_failure_.empty()) {
     Die("the connection broke: " + write_failure_);
   } else if (result < 0) {
     Die(std::string("the connection broke: recvmsg: ") + std::strerror(error_number));
