@@ -21,6 +21,12 @@ void StopOnSignals() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
+double PeakRssMb() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
 void PrintResult(const std::string& system, const RunOptions& options, const Requests& requests) {
   const Requests::Result result = requests.Finish();
   const auto us = [&](double quantile) {
@@ -40,7 +46,9 @@ void PrintResult(const std::string& system, const RunOptions& options, const Req
       {"p50_us", us(0.5)},
       {"p99_us", us(0.99)},
       {"p999_us", us(0.999)},
-      {"client_cpu_s", result.cpu_s}};
+      {"all_operations", result.all_operations},
+      {"client_cpu_s", CpuSeconds()},
+      {"client_peak_rss_mb", PeakRssMb()}};
   std::printf("%s\n", row.dump().c_str());
 }
 

@@ -37,12 +37,12 @@ bool Requests::End(std::span<const std::byte> reply, uint64_t now_ns) {
   if (now_ns >= measure_from_ns_ && now_ns < end_ns_) {
     if (first_ns_ == 0) {
       first_ns_ = now_ns;
-      cpu_at_first_s_ = CpuSeconds();
     } else {
       latency_.Add(now_ns - started_ns_[header.slot]);
     }
     last_ns_ = now_ns;
   }
+  ++all_operations_;
   started_ns_[header.slot] = 0;
   idle_.push_back(static_cast<uint32_t>(header.slot));
   return true;
@@ -52,7 +52,7 @@ Requests::Result Requests::Finish() const {
   Result result;
   result.operations = latency_.count();
   result.seconds = static_cast<double>(last_ns_ - first_ns_) / 1e9;
-  result.cpu_s = CpuSeconds() - cpu_at_first_s_;
+  result.all_operations = all_operations_;
   result.bytes = result.operations * (workload_.request_bytes + workload_.reply_bytes);
   result.latency = &latency_;
   return result;

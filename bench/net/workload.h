@@ -76,7 +76,7 @@ class Requests {
   struct Result {
     uint64_t operations = 0;
     double seconds = 0;
-    double cpu_s = 0;  // Of this process, while measured.
+    uint64_t all_operations = 0;  // Those of the warming up included.
     uint64_t bytes = 0;
     const sluice_ps::LatencyHistogram* latency = nullptr;
   };
@@ -91,7 +91,7 @@ class Requests {
   sluice_ps::LatencyHistogram latency_;
   uint64_t first_ns_ = 0;
   uint64_t last_ns_ = 0;
-  double cpu_at_first_s_ = 0;
+  uint64_t all_operations_ = 0;
 };
 
 struct RunOptions {
