@@ -143,7 +143,10 @@ int Channel::Arm() {
     port->completions().Arm();
   }
   armed_ = true;
-  if (!SomethingToDo()) return 0;
+  const bool room = std::any_of(polled_.begin(), polled_.end(), [](RingPort* port) {
+    return !port->broken() && !port->WaitForRoom();
+  });
+  if (!room && !SomethingToDo()) return 0;
   Disarm();
   return 1;
 }

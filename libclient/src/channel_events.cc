@@ -123,7 +123,7 @@ bool Channel::PollRing(RingPort& port, Sink& sink) {
     if (nonsense != nullptr) break;
   }
   popped_ += port.capacity() - left;
-  completions.Release();
+  port.ReleaseCompletions();
   if (completions.broken()) nonsense = "a completion ring's counters jumped";
   if (nonsense == nullptr) return true;
   client_.ReportBroken(port.pool(), nonsense);

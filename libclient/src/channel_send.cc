@@ -194,16 +194,12 @@ void* Channel::Allocate(size_t length, int* error) {
     *error = Refuse(ENOTCONN, "the daemon is away: wait for SLUICE_EVENT_REATTACHED");
     return nullptr;
   }
-  uint64_t offset = pool_->Allocate(length);
-  if (offset == Pool::kNone) {
-    const Answer<uint64_t> grown = client_.AllocateGrowing(*pool_, length);
-    if (!grown) {
-      *error = Refuse(grown.error());
-      return nullptr;
-    }
-    offset = *grown;
+  const Result<uint64_t> offset = pool_->Allocate(length);
+  if (!offset) {
+    *error = RefuseWith(ToErrno(offset.error().code), offset.error().message);
+    return nullptr;
   }
-  return pool_->At(offset);
+  return pool_->At(*offset);
 }
 
 int Channel::Free(void* buffer) {

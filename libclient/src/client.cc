@@ -14,8 +14,18 @@ namespace sluice::client {
 namespace {
 
 constexpr size_t kMaxOutboxPackets = 4096;
-constexpr uint64_t kMaxGrowStepBytes = 32 * kMiB;
-constexpr int kMaxGrowAttempts = 3;
+
+// For refusals that must travel as an ErrorCode.
+ErrorCode CodeOf(int error_number) {
+  switch (error_number) {
+    case ENOMEM: return ErrorCode::kNoMemory;
+    case EAGAIN: return ErrorCode::kWouldBlock;
+    case EINVAL: return ErrorCode::kInvalid;
+    case ENOTCONN: return ErrorCode::kUnavailable;
+    case ETIMEDOUT: return ErrorCode::kTimeout;
+    default: return ErrorCode::kSystem;
+  }
+}
 
 }  // namespace
 
@@ -188,29 +198,33 @@ Answer<uint32_t> Client::Connect(uint32_t channel, uint64_t token, const std::st
   return request;
 }
 
-Answer<uint64_t> Client::AllocateGrowing(Pool& pool, uint64_t bytes) {
-  std::lock_guard growing(growing_);
-  const uint64_t needed = Pool::GrowBytes(bytes);
-  uint64_t step = std::max(needed, std::min(pool.send_block_bytes(), kMaxGrowStepBytes));
-  for (int attempt = 0; attempt < kMaxGrowAttempts; ++attempt) {
-    // Another thread may have made room while this one waited for its turn.
-    if (const uint64_t offset = pool.Allocate(bytes); offset != Pool::kNone) return offset;
+Result<> Client::Grow(Pool& pool, uint64_t needed_bytes, uint64_t wished_bytes) {
+  for (const uint64_t bytes : {wished_bytes, needed_bytes}) {
     std::unique_lock lock(mutex_);
     if (link_ != Link::kUp || pool_.get() != &pool) {
-      return Deny(ENOTCONN, "the daemon is away and the pool is full: " + last_reason_);
+      return Fail(ErrorCode::kUnavailable,
+                  "the daemon is away and the pool is full: " + last_reason_);
     }
     control::Grow message{};
-    message.bytes = step;
+    message.bytes = bytes;
     const uint32_t request = NextRequest();
     Queue(message, control::Type::kGrow, request);
     const Answer<void> answer = Await(lock, request, "growing the pool");
-    if (answer) continue;
-    if (answer.error().error != ENOMEM || step == needed) return std::unexpected(answer.error());
-    step = needed;  // Be content with less.
+    if (answer) return {};
+    const bool content_with_less = answer.error().error == ENOMEM && bytes > needed_bytes;
+    if (!content_with_less) return Fail(CodeOf(answer.error().error), answer.error().text);
   }
-  const uint64_t offset = pool.Allocate(bytes);
-  if (offset != Pool::kNone) return offset;
-  return Deny(ENOMEM, "other threads use up the pool as fast as it grows: try again");
+  return Fail(ErrorCode::kNoMemory, "the pool cannot grow");
+}
+
+// A daemon that is gone has taken all blocks with it.
+void Client::Shrink(Pool& pool, uint64_t pool_offset, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (pool_.get() != &pool) return;
+  control::Shrink message{};
+  message.pool_offset = pool_offset;
+  message.bytes = bytes;
+  Queue(message, control::Type::kShrink, NextRequest());
 }
 
 Pool::Freed Client::Free(void* buffer) {

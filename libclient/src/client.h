@@ -45,7 +45,7 @@ struct Limits {
 // attached now, or null; every other pool is retired. Thread: what is marked control belongs to the
 // control thread, the rest may be called by any. Everything below mutex_ is guarded by it; lock
 // order: growing_, mutex_, then a mailbox's or a pool's own.
-class Client {
+class Client final : private Pool::Daemon {
  public:
   struct Options {
     std::string name;
@@ -58,7 +58,7 @@ class Client {
   Client(Options options, ControlPort& port, const Clock& clock, Random& random);
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
-  ~Client();
+  ~Client() override;
 
   Result<> Start();              // Private memory and the guard; before anything else.
   Answer<void> AwaitAttached();  // Waits for the first attachment and tells how it went.
@@ -86,8 +86,6 @@ class Client {
   // Does not wait; returns the request's number.
   Answer<uint32_t> Connect(uint32_t channel, uint64_t token, const std::string& host,
                            uint16_t service);
-  // A buffer of a pool that must grow for it: its offset.
-  Answer<uint64_t> AllocateGrowing(Pool& pool, uint64_t bytes);
   // A buffer of whichever pool, from a thread that cannot tell.
   Pool::Freed Free(void* buffer);
   bool InRetiredPool(const void* pointer);
@@ -137,6 +135,9 @@ class Client {
     uint64_t id;  // Listener's token or channel's number.
   };
 
+  Result<> Grow(Pool& pool, uint64_t needed_bytes, uint64_t wished_bytes) override;
+  void Shrink(Pool& pool, uint64_t pool_offset, uint64_t bytes) override;
+
   // Under mutex_; `control` thread but for Queue() and Await().
   template <typename Message>
   void Queue(const Message& message, control::Type type, uint32_t request) {
@@ -145,6 +146,7 @@ class Client {
   }
   uint32_t NextRequest();
   Answer<void> Await(std::unique_lock<std::mutex>& lock, uint32_t request, const char* what);
+  void Maintain(uint64_t now_ns);
   void TryConnect();
   void Down(const std::string& reason);
   void FirstAttachFailed(int error, const std::string& text);
@@ -183,7 +185,6 @@ class Client {
   ForkGuard guard_;
   InlineSlab slab_;
 
-  std::mutex growing_;  // One thread grows the pool at a time.
   std::mutex mutex_;
   std::condition_variable changed_;
   Link link_ = Link::kDown;

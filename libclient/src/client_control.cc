@@ -31,6 +31,7 @@ Result<> CheckSize(int memfd, uint64_t bytes) {
 }  // namespace
 
 uint64_t Client::Tick(uint64_t now_ns) {
+  Maintain(now_ns);
   std::unique_lock lock(mutex_);
   if (link_ == Link::kStopped) return now_ns + kMaintenanceNs;
   if (!broken_reason_.empty()) Down(std::exchange(broken_reason_, ""));
@@ -48,6 +49,17 @@ uint64_t Client::Tick(uint64_t now_ns) {
   if (link_ == Link::kAttaching || link_ == Link::kRestoring)
     next_ns = std::min(next_ns, deadline_ns_);
   return next_ns;
+}
+
+// Without the lock: giving blocks back takes it.
+void Client::Maintain(uint64_t now_ns) {
+  std::shared_ptr<Pool> pool;
+  {
+    std::lock_guard lock(mutex_);
+    if (now_ns < maintenance_at_ns_) return;
+    pool = pool_;
+  }
+  if (pool != nullptr) pool->Maintain(now_ns);
 }
 
 void Client::TryConnect() {
@@ -308,7 +320,7 @@ void Client::OnAttached(const control::Attached& message) {
       message.max_message_bytes == 0) {
     return Down("the daemon accepted the attachment with impossible limits");
   }
-  auto pool = Pool::Reserve(message.pool_reserve_bytes, message.io_threads,
+  auto pool = Pool::Reserve(*this, message.pool_reserve_bytes, message.io_threads,
                             message.max_message_bytes);
   if (!pool) return Down(pool.error().message);
   pool_ = std::move(*pool);

@@ -16,6 +16,7 @@ using control::kBlockBytes;
 
 // Larger than any quota, small enough that no sum of offsets overflows.
 constexpr uint64_t kMaxReserveBytes = uint64_t{1} << 44;
+constexpr uint64_t kMaxGrowStepBytes = 32 * kMiB;
 constexpr uint64_t kDrainStepBytes = 64 * kMiB;
 
 std::unexpected<Error> Nonsense(const std::string& what, uint64_t offset, uint64_t bytes) {
@@ -26,8 +27,8 @@ std::unexpected<Error> Nonsense(const std::string& what, uint64_t offset, uint64
 
 }  // namespace
 
-Result<std::shared_ptr<Pool>> Pool::Reserve(uint64_t reserve_bytes, uint32_t io_threads,
-                                            uint64_t max_message_bytes) {
+Result<std::shared_ptr<Pool>> Pool::Reserve(Daemon& daemon, uint64_t reserve_bytes,
+                                            uint32_t io_threads, uint64_t max_message_bytes) {
   const uint64_t bytes = RoundUp(std::min(reserve_bytes, kMaxReserveBytes), kBlockBytes);
   if (reserve_bytes == 0 || reserve_bytes > kMaxReserveBytes) {
     return Fail(
@@ -38,7 +39,7 @@ Result<std::shared_ptr<Pool>> Pool::Reserve(uint64_t reserve_bytes, uint32_t io_
   if (base == MAP_FAILED) {
     return FailErrno("cannot reserve " + std::to_string(bytes) + " bytes of address space");
   }
-  std::shared_ptr<Pool> pool(new Pool(static_cast<std::byte*>(base), bytes, io_threads,
+  std::shared_ptr<Pool> pool(new Pool(daemon, static_cast<std::byte*>(base), bytes, io_threads,
                                       std::min(max_message_bytes, Granules::kMaxBufferBytes)));
   if (Result<> reserved = pool->granules_.Reserve(bytes); !reserved) {
     return std::unexpected(reserved.error());
@@ -46,14 +47,16 @@ Result<std::shared_ptr<Pool>> Pool::Reserve(uint64_t reserve_bytes, uint32_t io_
   return pool;
 }
 
-Pool::Pool(std::byte* base, uint64_t reserve_bytes, uint32_t io_threads, uint64_t max_message_bytes)
-    : base_(base),
+Pool::Pool(Daemon& daemon, std::byte* base, uint64_t reserve_bytes, uint32_t io_threads,
+           uint64_t max_message_bytes)
+    : daemon_(daemon),
+      base_(base),
       reserve_bytes_(reserve_bytes),
       io_threads_(io_threads),
       max_message_bytes_(max_message_bytes),
       uses_(new std::atomic<uint8_t>[reserve_bytes / kBlockBytes]()),
       returns_(new ReturnList[io_threads]),
-      heap_(reserve_bytes) {}
+      allocator_(base, reserve_bytes, *this) {}
 
 Pool::~Pool() { munmap(base_, reserve_bytes_); }
 
@@ -114,21 +117,46 @@ Result<> Pool::AddSendBlocks(uint64_t pool_offset, uint64_t bytes) {
       return Nonsense("blocks in use", pool_offset, bytes);
     }
   }
-  std::lock_guard lock(heap_mutex_);
   for (uint64_t at = pool_offset; at < pool_offset + bytes; at += kBlockBytes) {
-    use(at).store(kSend, std::memory_order_relaxed);  // Ordered by heap_mutex_ for who allocates.
+    use(at).store(kSend,
+                  std::memory_order_relaxed);  // Ordered by arrived_mutex_ for who allocates.
   }
-  heap_.AddBlocks(pool_offset, bytes);
+  std::lock_guard lock(arrived_mutex_);
+  arrived_.push_back({pool_offset, bytes, 0});
   return {};
 }
 
-bool Pool::TakeIdleBlocks(uint64_t max_bytes, uint64_t* pool_offset, uint64_t* bytes) {
-  std::lock_guard lock(heap_mutex_);
-  if (!heap_.TakeEmptyRun(pool_offset, bytes, max_bytes)) return false;
-  for (uint64_t at = *pool_offset; at < *pool_offset + *bytes; at += kBlockBytes) {
+bool Pool::TakeArrived(uint64_t bytes, Blocks& blocks) {
+  std::lock_guard lock(arrived_mutex_);
+  const auto fits = std::find_if(arrived_.begin(), arrived_.end(),
+                                 [bytes](const Blocks& run) { return run.bytes >= bytes; });
+  if (fits == arrived_.end()) return false;
+  blocks = *fits;
+  arrived_.erase(fits);
+  return true;
+}
+
+Result<BlockSource::Blocks> Pool::Acquire(uint64_t bytes) {
+  Blocks blocks;
+  // What an earlier request brought after its asker had given up.
+  if (!TakeArrived(bytes, blocks)) {
+    const uint64_t wished_bytes = std::max(bytes, std::min(acquired_bytes_, kMaxGrowStepBytes));
+    if (Result<> grown = daemon_.Grow(*this, bytes, wished_bytes); !grown) {
+      return std::unexpected(grown.error());
+    }
+    if (!TakeArrived(bytes, blocks)) {
+      return Fail(ErrorCode::kProtocol, "the daemon granted less memory than was asked for");
+    }
+  }
+  acquired_bytes_ += blocks.bytes;
+  return blocks;
+}
+
+void Pool::Release(uint64_t offset, uint64_t bytes) {
+  for (uint64_t at = offset; at < offset + bytes; at += kBlockBytes) {
     use(at).store(kIdle, std::memory_order_relaxed);
   }
-  return true;
+  daemon_.Shrink(*this, offset, bytes);
 }
 
 void Pool::Retire() { retired_.store(true, std::memory_order_relaxed); }
@@ -143,26 +171,16 @@ bool Pool::Drained() {
   return true;
 }
 
-uint64_t Pool::Allocate(uint64_t bytes) {
+Result<uint64_t> Pool::Allocate(uint64_t bytes) {
   const uint64_t rounded = RoundUp(std::max<uint64_t>(bytes, 1), Granules::kBytes);
-  uint64_t offset;
-  {
-    std::lock_guard lock(heap_mutex_);
-    offset = heap_.Allocate(rounded);
-  }
+  Result<void*> buffer = allocator_.AllocateAligned(rounded, Granules::kBytes);
+  if (!buffer) return std::unexpected(std::move(buffer.error()));
+  const uint64_t offset = OffsetOf(*buffer);
   // A word that is taken is a daemon's that delivered into a send block; that piece is left alone.
-  if (offset == Heap::kNone || !granules_.Born(offset, rounded)) return kNone;
+  if (!granules_.Born(offset, rounded)) {
+    return Fail(ErrorCode::kProtocol, "the daemon delivered a message into a block to send from");
+  }
   return offset;
-}
-
-uint64_t Pool::send_block_bytes() {
-  std::lock_guard lock(heap_mutex_);
-  return heap_.block_bytes();
-}
-
-uint64_t Pool::live_send_bytes() {
-  std::lock_guard lock(heap_mutex_);
-  return heap_.live_bytes();
 }
 
 bool Pool::AcceptReceived(uint64_t offset, uint64_t length, uint32_t io_thread) {
@@ -187,24 +205,23 @@ Pool::Freed Pool::Free(uint64_t offset, uint32_t* io_thread) {
   if (!granules_.Die(offset)) {
     return granules_.UnderWay(offset) ? Freed::kUnderWay : Freed::kNotABuffer;
   }
-  return Release(offset, io_thread);
+  return GiveUp(offset, io_thread);
 }
 
 Pool::Freed Pool::EndSendFreeing(uint64_t start, uint32_t* io_thread) {
   SLUICE_CHECK(granules_.DieUnderWay(start), "an operation under way holds its buffer");
-  return Release(start, io_thread);
+  return GiveUp(start, io_thread);
 }
 
-// The buffer's word is clear already: it is nobody's until the heap or the daemon has it back.
-Pool::Freed Pool::Release(uint64_t offset, uint32_t* io_thread) {
+// The buffer's word is clear already: it is nobody's until the allocator or the daemon has it back.
+Pool::Freed Pool::GiveUp(uint64_t offset, uint32_t* io_thread) {
   const uint8_t now = use(offset).load(std::memory_order_relaxed);
   if (now >= kReceive) {
     if (retired()) return Freed::kDone;  // The daemon that lent it is gone.
     *io_thread = static_cast<uint32_t>(now - kReceive);
     return Freed::kToDaemon;
   }
-  std::lock_guard lock(heap_mutex_);
-  return heap_.Free(offset) ? Freed::kDone : Freed::kNotABuffer;
+  return allocator_.Deallocate(At(offset)) ? Freed::kDone : Freed::kNotABuffer;
 }
 
 uint64_t Pool::BeginSend(uint64_t offset, uint64_t length) {

@@ -11,7 +11,7 @@
 
 #include "libclient/src/granules.h"
 #include "shm_proto/base/result.h"
-#include "shm_proto/bemalloc/heap.h"
+#include "shm_proto/bemalloc/bemalloc.h"
 #include "shm_proto/control.h"
 
 namespace sluice::client {
@@ -22,15 +22,25 @@ namespace sluice::client {
 // but are never sent. Invariant: a block that buffers lie in is mapped; a block is the client's to
 // send from or one I/O thread's to receive into, never both. Thread: any, but for what is marked
 // control. Owns the mappings and all private state about the pool.
-class Pool {
+class Pool : private BlockSource {
  public:
   static constexpr uint64_t kNone = ~uint64_t{0};
 
-  static Result<std::shared_ptr<Pool>> Reserve(uint64_t reserve_bytes, uint32_t io_threads,
-                                               uint64_t max_message_bytes);
+  // Where the pool's blocks to send from come from and go to: whoever speaks with the daemon.
+  class Daemon {
+   public:
+    virtual ~Daemon() = default;
+    // Waits until AddSendBlocks() brought blocks of at least `needed_bytes`, better of
+    // `wished_bytes`.
+    virtual Result<> Grow(Pool& pool, uint64_t needed_bytes, uint64_t wished_bytes) = 0;
+    virtual void Shrink(Pool& pool, uint64_t pool_offset, uint64_t bytes) = 0;
+  };
+
+  static Result<std::shared_ptr<Pool>> Reserve(Daemon& daemon, uint64_t reserve_bytes,
+                                               uint32_t io_threads, uint64_t max_message_bytes);
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
-  ~Pool();
+  ~Pool() override;
 
   // Control. Each checks what the daemon says against what is there and changes nothing when it
   // makes no sense.
@@ -38,9 +48,8 @@ class Pool {
   Result<> UnmapExtent(uint32_t region);
   bool HasExtent(uint32_t region) const { return extents_.contains(region); }
   Result<> AddSendBlocks(uint64_t pool_offset, uint64_t bytes);
-  // A run of blocks without a buffer, of at most max_bytes, leaves the pool's send side; false:
-  // there is none.
-  bool TakeIdleBlocks(uint64_t max_bytes, uint64_t* pool_offset, uint64_t* bytes);
+  // Gives blocks back that nobody needed for long.
+  void Maintain(uint64_t now_ns) { allocator_.Maintain(now_ns); }
   void Retire();
   // After Retire(), once no channel uses the pool any more: whether all its buffers are freed.
   // Looks at a bounded piece a call and never at one twice: no buffer comes to life in a retired
@@ -58,11 +67,8 @@ class Pool {
     return static_cast<uint64_t>(static_cast<const std::byte*>(pointer) - base_);
   }
 
-  // A buffer to send from; kNone: the pool must grow by GrowBytes(bytes) first.
-  uint64_t Allocate(uint64_t bytes);
-  static uint64_t GrowBytes(uint64_t bytes) { return Heap::BytesToAcquire(bytes); }
-  uint64_t send_block_bytes();
-  uint64_t live_send_bytes();
+  // A buffer to send from: its offset. Waits for the daemon when the pool must grow.
+  Result<uint64_t> Allocate(uint64_t bytes);
 
   // A message came through the ring of `io_thread`. False: no such buffer can be.
   bool AcceptReceived(uint64_t offset, uint64_t length, uint32_t io_thread);
@@ -105,10 +111,15 @@ class Pool {
   // What a block is used for; kReceive + n: I/O thread n receives into it.
   enum Use : uint8_t { kUnmapped = 0, kIdle = 1, kSend = 2, kReceive = 128 };
 
-  Pool(std::byte* base, uint64_t reserve_bytes, uint32_t io_threads, uint64_t max_message_bytes);
+  Pool(Daemon& daemon, std::byte* base, uint64_t reserve_bytes, uint32_t io_threads,
+       uint64_t max_message_bytes);
+  Result<Blocks> Acquire(uint64_t bytes) override;
+  void Release(uint64_t offset, uint64_t bytes) override;
+  bool TakeArrived(uint64_t bytes, Blocks& blocks);
   std::atomic<uint8_t>& use(uint64_t offset) const { return uses_[offset / control::kBlockBytes]; }
-  Freed Release(uint64_t offset, uint32_t* io_thread);
+  Freed GiveUp(uint64_t offset, uint32_t* io_thread);
 
+  Daemon& daemon_;
   std::byte* const base_;
   const uint64_t reserve_bytes_;
   const uint32_t io_threads_;
@@ -119,8 +130,10 @@ class Pool {
   const std::unique_ptr<ReturnList[]> returns_;
   std::map<uint32_t, Extent> extents_;  // Control.
   uint64_t drained_to_ = 0;             // Control.
-  std::mutex heap_mutex_;
-  Heap heap_;  // Guarded by heap_mutex_.
+  std::mutex arrived_mutex_;
+  std::vector<Blocks> arrived_;  // Guarded by arrived_mutex_: from the daemon, not yet taken.
+  uint64_t acquired_bytes_ = 0;  // The allocator asks one at a time.
+  Bemalloc allocator_;
 };
 
 }  // namespace sluice::client

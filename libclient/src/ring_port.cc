@@ -55,9 +55,16 @@ void RingPort::Flush() {
 }
 
 void RingPort::Publish() {
-  if (!submissions_.Publish()) return;
-  // A full doorbell has been rung already, and one without a daemon is the control thread's to
-  // notice.
+  if (submissions_.Publish()) RingDoorbell();
+}
+
+void RingPort::ReleaseCompletions() {
+  if (completions_.Release()) RingDoorbell();
+}
+
+// A full doorbell has been rung already, and one without a daemon is the control thread's to
+// notice.
+void RingPort::RingDoorbell() {
   [[maybe_unused]] const ssize_t sent = send(doorbell_.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 

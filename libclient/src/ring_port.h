@@ -50,6 +50,12 @@ class RingPort {
   // The part of it that a send needs at once.
   void Publish();
 
+  // Lets the daemon reuse what was taken from the completion ring, and wakes it if it waits for
+  // that.
+  void ReleaseCompletions();
+  // Before the channel sleeps: false when there is something to flush and room for it.
+  bool WaitForRoom() { return (frees_.empty() && closes_.empty()) || submissions_.WaitForRoom(1); }
+
   // Empties the doorbell. False: the daemon has hung up, it will never ring again.
   bool DrainDoorbell();
 
@@ -63,6 +69,7 @@ class RingPort {
  private:
   RingPort(std::byte* base, uint64_t bytes, uint32_t capacity, uint32_t io_thread, Fd doorbell,
            std::shared_ptr<Pool> pool);
+  void RingDoorbell();
   void StageFrees();
   void StageCloses();
 
