@@ -28,7 +28,7 @@ constexpr uint64_t kReserve = 16 * kGiB;
 constexpr size_t kPageBytes = 4096;
 constexpr size_t
     kSizes = 1 << 14;  // Drawn beforehand, so that drawing costs the same nothing for everyone.
-constexpr size_t kMailbox = 256;  // Buffers on their way from one thread to the next.
+constexpr size_t kMailbox = 64;  // Buffers on their way from one thread to the next.
 
 struct Pool {
   AnonymousBlockSource source{kReserve};
@@ -86,9 +86,9 @@ size_t DrawTraining(std::mt19937_64& random) {
 }
 
 Workload Named(const std::string& name) {
-  if (name == "large") return {400, DrawLarge};
-  if (name == "small") return {8'000, DrawSmall};
-  if (name == "training") return {2'000, DrawTraining};
+  if (name == "large") return {600, DrawLarge};
+  if (name == "small") return {16'000, DrawSmall};
+  if (name == "training") return {4'000, DrawTraining};
   std::fprintf(stderr, "unknown workload '%s'\n", name.c_str());
   std::exit(2);
 }

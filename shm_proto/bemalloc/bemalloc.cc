@@ -35,6 +35,7 @@ constexpr uint32_t kMaxBinBuffers = 256;
 constexpr uint64_t kMaxBinBytes = 256 * kKiB;
 constexpr uint32_t kMaxRunsInBin = 16;
 constexpr uint32_t kMaxBatch = 64;
+constexpr uint32_t kRefillsPerSteal = 8;
 
 // How many buffers a bin of this class may ever hold.
 constexpr uint32_t MaxInBin(uint32_t size_class) {
@@ -43,13 +44,21 @@ constexpr uint32_t MaxInBin(uint32_t size_class) {
   return static_cast<uint32_t>(std::min<uint64_t>(count, kMaxBinBuffers));
 }
 
+// How many forks lie between this process and the first that loaded us.
+std::atomic<uint64_t> fork_generation{0};
+
 // Every allocator of this process by number, so that a thread that ends knows which of those it
 // used still exist. Never destroyed: threads may end after main.
 struct Registry {
   std::mutex mutex;
   std::map<uint64_t, Bemalloc*> allocators;
   uint64_t next_number = 1;
-  std::atomic<uint64_t> fork_generation{0};
+
+  uint64_t NewNumber(Bemalloc* allocator) {
+    const std::scoped_lock lock(mutex);
+    allocators[next_number] = allocator;
+    return next_number++;
+  }
 
   static Registry& Get() {
     static Registry* registry = [] {
@@ -57,8 +66,8 @@ struct Registry {
       pthread_atfork([] { Get().mutex.lock(); }, [] { Get().mutex.unlock(); },
                      [] {
                        Get().mutex.unlock();
-                       Get().fork_generation.fetch_add(
-                           1, std::memory_order_relaxed);  // One thread is left.
+                       fork_generation.fetch_add(1,
+                                                 std::memory_order_relaxed);  // One thread is left.
                        bemalloc::t_cache = &bemalloc::no_cache;
                      });
       return made;
@@ -95,7 +104,7 @@ class ThreadCaches {
     const std::scoped_lock lock(registry.mutex);
     for (const auto& [number, cache] : caches_) {
       const auto found = registry.allocators.find(number);
-      if (found != registry.allocators.end()) found->second->ReturnCache(cache.get());
+      if (found != registry.allocators.end()) found->second->ReturnCache(*cache);
     }
   }
 
@@ -104,15 +113,14 @@ class ThreadCaches {
     return found != caches_.end() ? found->second.get() : nullptr;
   }
 
-  bemalloc::ThreadCache* Add(uint64_t number) {
+  bemalloc::ThreadCache* Add(uint64_t number, Bemalloc* allocator) {
     bemalloc::t_cache = &bemalloc::no_cache;
     Registry& registry = Registry::Get();
     const std::scoped_lock lock(registry.mutex);
     std::erase_if(caches_,
                   [&](const auto& known) { return !registry.allocators.contains(known.first); });
     auto& cache = caches_[number];
-    cache = std::make_unique<bemalloc::ThreadCache>();
-    cache->owner = number;
+    cache = allocator->NewCache();
     return cache.get();
   }
 
@@ -121,43 +129,50 @@ class ThreadCaches {
 
  private:
   static constinit thread_local bool gone_;
-  std::map<uint64_t, std::unique_ptr<bemalloc::ThreadCache>> caches_;
+  std::map<uint64_t, std::shared_ptr<bemalloc::ThreadCache>> caches_;
 };
 constinit thread_local bool ThreadCaches::gone_ = false;
 
 Bemalloc::Bemalloc(void* base, uint64_t reserve_bytes, BlockSource& source, const Options& options)
     : base_(static_cast<std::byte*>(base)),
       reserve_bytes_(reserve_bytes / kBlockBytes * kBlockBytes),
-      number_(0),
+      number_(Registry::Get().NewNumber(this)),
       source_(source),
       options_(options),
-      fork_generation_(Registry::Get().fork_generation.load(std::memory_order_relaxed)),
+      fork_generation_(fork_generation.load(std::memory_order_relaxed)),
       regions_(new std::atomic<uint64_t>[reserve_bytes_ / kBlockBytes]()),
       block_used_(new std::atomic<bool>[reserve_bytes_ / kBlockBytes]()),
       heap_(reserve_bytes_) {
   SLUICE_CHECK(reinterpret_cast<uintptr_t>(base) % kPageBytes == 0, "a pool starts on a page");
   map_ = heap_.pages_.map();
-  Registry& registry = Registry::Get();
-  const std::scoped_lock lock(registry.mutex);
-  number_.store(registry.next_number++, std::memory_order_relaxed);
-  registry.allocators[number_.load(std::memory_order_relaxed)] = this;
 }
 
 Bemalloc::~Bemalloc() {
-  Detach();
   Registry& registry = Registry::Get();
   const std::scoped_lock lock(registry.mutex);
-  std::erase_if(registry.allocators, [this](const auto& known) { return known.second == this; });
+  registry.allocators.erase(number_);
+  DisownCaches();
 }
 
-void Bemalloc::Detach() { number_.store(0, std::memory_order_relaxed); }
+void Bemalloc::Detach() {
+  Registry& registry = Registry::Get();
+  const std::scoped_lock lock(registry.mutex);
+  detached_.store(true, std::memory_order_relaxed);
+  DisownCaches();
+}
+
+// With the registry locked no thread's cache can end meanwhile.
+void Bemalloc::DisownCaches() {
+  const std::scoped_lock lock(mutex_);
+  for (const auto& cache : caches_) cache->owner.store(nullptr, std::memory_order_relaxed);
+}
 
 Result<> Bemalloc::CheckOpen() const {
-  if (fork_generation_ != Registry::Get().fork_generation.load(std::memory_order_relaxed)) {
+  if (fork_generation_ != fork_generation.load(std::memory_order_relaxed)) {
     return Fail(ErrorCode::kClosed,
                 "this pool belongs to the parent process; attach anew after fork()");
   }
-  if (number_.load(std::memory_order_relaxed) == 0) {
+  if (detached_.load(std::memory_order_relaxed)) {
     return Fail(ErrorCode::kClosed,
                 "the pool was detached; its buffers cannot be allocated or freed any more");
   }
@@ -167,29 +182,39 @@ Result<> Bemalloc::CheckOpen() const {
 // The calling thread's cache; null while the thread is ending.
 Result<bemalloc::ThreadCache*> Bemalloc::Cache() {
   if (Result<> open = CheckOpen(); !open) return std::unexpected(open.error());
-  const uint64_t number = number_.load(std::memory_order_relaxed);
-  if (bemalloc::t_cache->owner == number) return bemalloc::t_cache;
+  if (bemalloc::t_cache->owner.load(std::memory_order_relaxed) == this) return bemalloc::t_cache;
   if (ThreadCaches::gone()) return nullptr;
   ThreadCaches& mine = ThreadCaches::Mine();
-  ThreadCache* cache = mine.Find(number);
-  if (cache == nullptr) {
-    cache = mine.Add(number);
-    const std::scoped_lock lock(mutex_);
-    caches_.push_back(cache);
-  }
+  ThreadCache* cache = mine.Find(number_);
+  if (cache == nullptr) cache = mine.Add(number_, this);
   return bemalloc::t_cache = cache;
 }
 
-// The thread that owned the cache is ending; the registry is locked, so this allocator lives.
-void Bemalloc::ReturnCache(ThreadCache* cache) {
-  if (!CheckOpen()) return;  // Nobody will use these buffers again.
-  FlushAll(*cache);
+// A cache that no thread has, or a new one.
+std::shared_ptr<bemalloc::ThreadCache> Bemalloc::NewCache() {
   const std::scoped_lock lock(mutex_);
-  std::erase(caches_, cache);
+  for (const auto& cache : caches_) {
+    if (!cache->idle) continue;
+    cache->idle = false;
+    return cache;
+  }
+  caches_.push_back(std::make_shared<ThreadCache>());
+  caches_.back()->owner.store(this, std::memory_order_relaxed);
+  return caches_.back();
+}
+
+// The thread that had the cache is ending; the registry is locked, so this allocator lives.
+void Bemalloc::ReturnCache(ThreadCache& cache) {
+  if (!CheckOpen()) return;  // Nobody will use these buffers again.
+  FlushAll(cache);
+  const std::scoped_lock lock(mutex_);
+  heap_.RetireShard(cache);
 }
 
 void Bemalloc::AddBlocks(const BlockSource::Blocks& blocks) {
   heap_.AddBlocks(blocks.offset, blocks.bytes);
+  end_.store(heap_.pages_.end(),
+             std::memory_order_release);  // Pairs with nothing: pointers into it come later.
   for (uint64_t block = blocks.offset / kBlockBytes;
        block < (blocks.offset + blocks.bytes) / kBlockBytes; ++block) {
     regions_[block].store(blocks.region, std::memory_order_relaxed);
@@ -255,12 +280,13 @@ Result<void*> Bemalloc::AllocateSlow(uint64_t bytes) {
 // Takes some buffers of a small class from the heap: one for the caller, the others for its cache.
 Result<void*> Bemalloc::Refill(ThreadCache& cache, uint32_t size_class) {
   CacheBin& bin = cache.bins[size_class];
-  RaiseLimit(cache, size_class, true);
+  // Taking from other bins is dear and need not happen often to follow the load.
+  RaiseLimit(cache, size_class, ++cache.refills % kRefillsPerSteal == 0);
   const uint32_t room = bin.limit() - bin.count();
   const uint32_t wanted = 1 + std::min(room / 2, kMaxBatch);
   std::byte* first = nullptr;
   const Result<> taken = TakeOrGrow(bemalloc::ClassBytes(size_class), [&] {
-    return heap_.AllocateSlots(size_class, wanted, [&](uint64_t offset, uint8_t* state) {
+    return heap_.AllocateSlots(cache, size_class, wanted, [&](uint64_t offset, uint8_t* state) {
       if (first == nullptr) {
         first = base_ + offset;
         bemalloc::SetState(state, bemalloc::kLive);
@@ -317,7 +343,7 @@ std::optional<Bemalloc::Located> Bemalloc::Locate(const void* inside) const {
   if (!Owns(inside)) return std::nullopt;
   const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(inside) - base_);
   const Span* span = map_[offset >> kPageShift];
-  if (span == nullptr || span->magic == 0) return std::nullopt;
+  if (span->magic == 0) return std::nullopt;
   uint64_t slot = 0, bytes = span->bytes();
   if (span->size_class < kSmallClasses) {
     slot = static_cast<uint64_t>(
@@ -369,7 +395,9 @@ Result<> Bemalloc::DeallocateSlow(void* buffer) {
     return heap_.Free(found->start);
   }
   const CachedBuffer item{static_cast<std::byte*>(buffer), found->state};
-  if (found->size_class < kSmallClasses) {
+  if (found->size_class < kSmallClasses && map_[found->start >> kPageShift]->shard() != *cache) {
+    CacheForeign(**cache, found->bytes, item);
+  } else if (found->size_class < kSmallClasses) {
     CacheSmall(**cache, found->size_class, item);
   } else {
     CacheRun(**cache, found->size_class, item);
@@ -386,13 +414,28 @@ void Bemalloc::CacheSmall(ThreadCache& cache, uint32_t size_class, CachedBuffer 
   bin.SetTop(bin.Top() + 1);
 }
 
+// Another thread's buffer: back to its span, a good number of them under one lock.
+void Bemalloc::CacheForeign(ThreadCache& cache, uint64_t bytes, CachedBuffer buffer) {
+  const uint32_t count = cache.foreign_count.load(std::memory_order_relaxed);
+  cache.foreign[count] = buffer;
+  cache.foreign_count.store(count + 1, std::memory_order_relaxed);
+  bytes += cache.foreign_bytes.load(std::memory_order_relaxed);
+  cache.foreign_bytes.store(bytes, std::memory_order_relaxed);
+  if (count + 1 == bemalloc::kMaxForeign || bytes > bemalloc::kMaxForeignBytes) FlushForeign(cache);
+}
+
+void Bemalloc::FlushForeign(ThreadCache& cache) {
+  FreeToHeap({cache.foreign.data(), cache.foreign_count.load(std::memory_order_relaxed)});
+  cache.foreign_count.store(0, std::memory_order_relaxed);
+  cache.foreign_bytes.store(0, std::memory_order_relaxed);
+}
+
 void Bemalloc::CacheRun(ThreadCache& cache, uint32_t size_class, CachedBuffer buffer) {
   CacheBin& bin = cache.bins[size_class];
   if (bin.begin == nullptr) {
     cache.storage[size_class].reset(new CachedBuffer[kMaxRunsInBin]);
     bin.begin = cache.storage[size_class].get();
     bin.SetTop(bin.begin);
-    bin.end = bin.begin;  // So that PushCached() leaves runs to us, who count their bytes.
   }
   uint64_t run_bytes = cache.run_bytes.load(std::memory_order_relaxed);
   if (bin.count() == kMaxRunsInBin) {
@@ -402,7 +445,7 @@ void Bemalloc::CacheRun(ThreadCache& cache, uint32_t size_class, CachedBuffer bu
   *bin.Top() = buffer;
   bin.SetTop(bin.Top() + 1);
   run_bytes += bemalloc::ClassBytes(size_class);
-  while (run_bytes > options_.thread_cache_bytes) {
+  while (run_bytes > options_.run_cache_bytes) {
     CacheBin& victim = cache.bins[cache.next_run_victim];
     run_bytes -= victim.count() * bemalloc::ClassBytes(cache.next_run_victim);
     Flush(victim, victim.count());
@@ -424,7 +467,7 @@ bool Bemalloc::RaiseLimit(ThreadCache& cache, uint32_t size_class, bool steal) {
   const uint64_t slot_bytes = bemalloc::SmallClassBytes(size_class);
   const uint32_t more = std::min(most - bin.limit(), std::max(bin.limit() / 2, 1u));
   if (more == 0) return false;
-  if (cache.limit_bytes + more * slot_bytes > options_.thread_cache_bytes) {
+  if (cache.limit_bytes + more * slot_bytes > options_.small_cache_bytes) {
     if (!steal) return false;
     uint64_t lowered = 0;
     for (uint32_t tries = 0; tries < kSmallClasses && lowered < more * slot_bytes; ++tries) {
@@ -450,17 +493,19 @@ uint64_t Bemalloc::LowerSomeLimit(ThreadCache& cache, uint32_t but_not) {
   return bytes;
 }
 
+void Bemalloc::FreeToHeap(std::span<const CachedBuffer> buffers) {
+  const std::scoped_lock lock(mutex_);
+  for (const CachedBuffer& buffer : buffers) {
+    const Result<> freed = heap_.Free(static_cast<uint64_t>(buffer.address - base_));
+    // Only a double free that raced with itself put one buffer into two caches.
+    if (!freed) ++statistics_.racing_double_frees;
+  }
+}
+
 // The oldest buffers of a bin go back to the heap.
 void Bemalloc::Flush(CacheBin& bin, uint32_t count) {
   if (count == 0) return;
-  {
-    const std::scoped_lock lock(mutex_);
-    for (uint32_t i = 0; i < count; ++i) {
-      const Result<> freed = heap_.Free(static_cast<uint64_t>(bin.begin[i].address - base_));
-      // Only a double free that raced with itself put one buffer into two caches.
-      if (!freed) ++statistics_.racing_double_frees;
-    }
-  }
+  FreeToHeap({bin.begin, count});
   std::copy(bin.begin + count, bin.Top(), bin.begin);
   bin.SetTop(bin.Top() - count);
 }
@@ -468,6 +513,7 @@ void Bemalloc::Flush(CacheBin& bin, uint32_t count) {
 void Bemalloc::FlushAll(ThreadCache& cache) {
   for (CacheBin& bin : cache.bins) Flush(bin, bin.count());
   cache.run_bytes.store(0, std::memory_order_relaxed);
+  FlushForeign(cache);
 }
 
 std::span<std::byte> Bemalloc::Find(const void* inside) const {
@@ -530,7 +576,7 @@ void Bemalloc::Maintain(uint64_t now_ns) {
 
 uint64_t Bemalloc::Trim() {
   if (!CheckOpen()) return 0;
-  if (bemalloc::t_cache->owner == number_.load(std::memory_order_relaxed))
+  if (bemalloc::t_cache->owner.load(std::memory_order_relaxed) == this)
     FlushAll(*bemalloc::t_cache);
   return ReleaseBlocks(~uint64_t{0});
 }
@@ -538,14 +584,16 @@ uint64_t Bemalloc::Trim() {
 Bemalloc::Statistics Bemalloc::statistics() const {
   const std::scoped_lock lock(mutex_);
   Statistics result = statistics_;
-  for (const ThreadCache* cache : caches_) {
+  for (const auto& cache : caches_) {
+    if (cache->idle) continue;
+    ++result.threads;
+    result.cached_bytes += cache->foreign_bytes.load(std::memory_order_relaxed);
     for (uint32_t i = 0; i < bemalloc::kClasses; ++i)
       result.cached_bytes += cache->bins[i].count() * bemalloc::ClassBytes(i);
   }
   // The counts move while they are read, so the sum can be a little more than there is.
   result.live_bytes = heap_.live_bytes() - std::min(heap_.live_bytes(), result.cached_bytes);
   result.block_bytes = heap_.block_bytes();
-  result.threads = static_cast<uint32_t>(caches_.size());
   return result;
 }
 

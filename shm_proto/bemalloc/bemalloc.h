@@ -27,11 +27,12 @@ namespace sluice {
 class Bemalloc {
  public:
   struct Options {
-    uint64_t thread_cache_bytes = 2 * kMiB;  // Bound of each thread's small buffers, and again of
-                                             // its larger ones.
-    uint64_t quiet_ns = 10'000'000'000;  // Blocks that nobody needed for so long go back to their
-                                         // source.
-    uint64_t spare_bytes = 4 * kMiB;     // Empty blocks that stay even then.
+    uint64_t small_cache_bytes = 4 *
+                                 kMiB;    // Bound of each thread's cached buffers of up to 32 KiB,
+    uint64_t run_cache_bytes = 2 * kMiB;  // and of those from there up to 1 MiB.
+    uint64_t quiet_ns = 10'000'000'000;   // Blocks that nobody needed for so long go back to their
+                                          // source.
+    uint64_t spare_bytes = 4 * kMiB;      // Empty blocks that stay even then.
   };
 
   struct Statistics {
@@ -136,6 +137,7 @@ class Bemalloc {
   Result<> DeallocateSlow(void* buffer);
   void CacheRun(ThreadCache& cache, uint32_t size_class, CachedBuffer buffer);
   void CacheSmall(ThreadCache& cache, uint32_t size_class, CachedBuffer buffer);
+  void FreeToHeap(std::span<const CachedBuffer> buffers);
   void Flush(CacheBin& bin, uint32_t count);
   void FlushAll(ThreadCache& cache);
   bool RaiseLimit(ThreadCache& cache, uint32_t size_class, bool steal);
@@ -147,7 +149,11 @@ class Bemalloc {
   std::optional<Located> Locate(const void* inside) const;
   Result<Located> LocateStart(void* buffer, const char* verb) const;
   uint64_t ReleaseBlocks(uint64_t max_bytes);
-  void ReturnCache(ThreadCache* cache);
+  std::shared_ptr<ThreadCache> NewCache();
+  void ReturnCache(ThreadCache& cache);
+  void CacheForeign(ThreadCache& cache, uint64_t bytes, CachedBuffer buffer);
+  void FlushForeign(ThreadCache& cache);
+  void DisownCaches();
 
   const std::atomic<uint64_t>* region_slot(const void* inside) const {
     const uint64_t offset = static_cast<uint64_t>(static_cast<const std::byte*>(inside) - base_);
@@ -158,9 +164,10 @@ class Bemalloc {
 
   std::byte* const base_;
   const uint64_t reserve_bytes_;
-  std::atomic<uint64_t>
-      number_;  // Of this allocator in this process, 0 once detached: what thread caches refer to.
-  Span* const* map_ = nullptr;  // The heap's page map.
+  const uint64_t number_;  // Of this allocator in this process, never used again.
+  std::atomic<bool> detached_{false};
+  Span* const* map_ = nullptr;    // The heap's page map, to be read below end_.
+  std::atomic<uint64_t> end_{0};  // Pool offset; only grows.
   BlockSource& source_;
   const Options options_;
   const uint64_t fork_generation_;
@@ -171,7 +178,7 @@ class Bemalloc {
   std::mutex grow_mutex_;     // Held while the source is asked; taken before mutex_.
   mutable std::mutex mutex_;  // Guards what follows.
   Heap heap_;
-  std::vector<ThreadCache*> caches_;  // Each its thread's own.
+  std::vector<std::shared_ptr<ThreadCache>> caches_;  // A thread that has one shares it.
   Statistics statistics_;
   uint64_t window_start_ns_ = 0;
 };
@@ -191,7 +198,7 @@ inline void SetState(uint8_t* state, uint8_t value) {
 // Null when the cache has none, or is another allocator's.
 inline void* Bemalloc::PopCached(uint64_t bytes) {
   ThreadCache& cache = *bemalloc::t_cache;
-  if (bytes > bemalloc::kMaxSmallBytes || cache.owner != number_.load(std::memory_order_relaxed))
+  if (bytes > bemalloc::kMaxSmallBytes || cache.owner.load(std::memory_order_relaxed) != this)
     return nullptr;
   CacheBin& bin = cache.bins[bemalloc::ClassOf(bytes)];
   CachedBuffer* top = bin.Top();
@@ -200,6 +207,7 @@ inline void* Bemalloc::PopCached(uint64_t bytes) {
   // Not so after a double free that raced with itself: then the buffer is somebody's already.
   if (bemalloc::State(top->state) != bemalloc::kCached) return nullptr;
   bemalloc::SetState(top->state, bemalloc::kLive);
+  if (top->address == nullptr) __builtin_unreachable();
   return top->address;
 }
 
@@ -208,10 +216,10 @@ inline void* Bemalloc::PopCached(uint64_t bytes) {
 inline bool Bemalloc::PushCached(void* buffer) {
   ThreadCache& cache = *bemalloc::t_cache;
   const uint64_t offset = static_cast<uint64_t>(static_cast<std::byte*>(buffer) - base_);
-  if (offset >= reserve_bytes_ || cache.owner != number_.load(std::memory_order_relaxed))
-    return false;
+  if (offset >= end_.load(std::memory_order_relaxed)) return false;
   const Span* span = map_[offset >> bemalloc::kPageShift];
-  if (span == nullptr) return false;
+  // Another thread's span, or another allocator's cache. Slots stay with their span's thread.
+  if (span->shard() != &cache) return false;
   // The low half is below the magic exactly when the offset is a slot's start; the high half is the
   // slot's number.
   const auto product = static_cast<unsigned __int128>(offset - span->start) * span->magic;
@@ -219,8 +227,7 @@ inline bool Bemalloc::PushCached(void* buffer) {
   uint8_t* state = span->states + static_cast<uint64_t>(product >> 64);
   CacheBin& bin = cache.bins[span->size_class];
   CachedBuffer* top = bin.Top();
-  // The end of a bin of runs is its beginning: CacheRun() counts their bytes.
-  if (top >= bin.end || bemalloc::State(state) != bemalloc::kLive) return false;
+  if (top == bin.end || bemalloc::State(state) != bemalloc::kLive) return false;
   bemalloc::SetState(state, bemalloc::kCached);
   *top = {static_cast<std::byte*>(buffer), state};
   bin.SetTop(top + 1);

@@ -22,20 +22,18 @@ namespace {
 // No pool is larger, and sums of sizes below it cannot overflow.
 constexpr uint64_t kMaxBytes = uint64_t{1} << 43;
 
-uint32_t BitWords(const SmallClassInfo& info) { return (info.objects + 63u) / 64; }
-
 uint32_t SlotOf(const bemalloc::Span& span, uint64_t offset) {
   return static_cast<uint32_t>((offset - span.start) /
                                kSmallClassTable[span.size_class].slot_bytes);
 }
 
 bool IsFreeSlot(const bemalloc::Span& span, uint32_t slot) {
-  return (span.free_bits[slot / 64] >> (slot % 64)) & 1;
+  return (span.free_bits()[slot / 64] >> (slot % 64)) & 1;
 }
 
 }  // namespace
 
-Heap::Heap(uint64_t reserve_bytes) : pages_(reserve_bytes) {}
+Heap::Heap(uint64_t reserve_bytes) : pages_(reserve_bytes) { shared_.keeps_empty = true; }
 
 void Heap::AddBlocks(uint64_t offset, uint64_t bytes) { pages_.AddBlocks(offset, bytes); }
 
@@ -69,7 +67,7 @@ uint64_t Heap::Allocate(uint64_t bytes, uint64_t alignment) {
 
 uint64_t Heap::AllocateSmall(uint32_t size_class) {
   uint64_t found = kNone;
-  AllocateSlots(size_class, 1, [&found](uint64_t offset, uint8_t* state) {
+  AllocateSlots(shared_, size_class, 1, [&found](uint64_t offset, uint8_t* state) {
     found = offset;
     *state = 0;
   });
@@ -101,36 +99,46 @@ bemalloc::Span* Heap::AllocatePages(uint64_t pages, uint64_t alignment_pages) {
   return span;
 }
 
-bemalloc::Span* Heap::NewSmallSpan(uint32_t size_class) {
+bemalloc::Span* Heap::SpanWithSlots(bemalloc::SpanShard& shard, uint32_t size_class) {
+  if (Span* span = shard.partial[size_class].first(); span != nullptr) return span;
+  Span* span = shared_.partial[size_class].first();
+  if (span == nullptr) return NewSmallSpan(shard, size_class);
+  shared_.partial[size_class].Remove(span);
+  span->set_shard(&shard);
+  shard.partial[size_class].Push(span);
+  return span;
+}
+
+bemalloc::Span* Heap::NewSmallSpan(bemalloc::SpanShard& shard, uint32_t size_class) {
   const SmallClassInfo& info = kSmallClassTable[size_class];
   Span* span = AllocatePages(info.pages, 1);
   if (span == nullptr) return nullptr;
-  const uint32_t words = BitWords(info);
   auto& spare = spare_metadata_[size_class];
   if (spare.empty()) {
     // One more state than slots: what lies behind the last slot is never live.
-    metadata_.push_back(std::make_unique<uint64_t[]>(words + info.objects / 8u + 1));
+    metadata_.push_back(std::make_unique<uint64_t[]>(info.bit_words + info.objects / 8u + 1));
     spare.push_back(metadata_.back().get());
   }
-  span->free_bits = spare.back();
+  uint64_t* free_bits = spare.back();
   spare.pop_back();
-  span->states = reinterpret_cast<uint8_t*>(span->free_bits + words);
-  for (uint32_t word = 0; word < words; ++word) {
+  for (uint32_t word = 0; word < info.bit_words; ++word) {
     const uint32_t bits = info.objects - word * 64;
-    span->free_bits[word] = bits >= 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
+    free_bits[word] = bits >= 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1;
   }
+  span->states = reinterpret_cast<uint8_t*>(free_bits + info.bit_words);
   span->kind = SpanKind::kSmall;
   span->size_class = static_cast<uint8_t>(size_class);
   span->magic = info.magic;
   span->objects = span->free_objects = info.objects;
-  partial_[size_class].Push(span);
+  span->set_shard(&shard);
+  shard.partial[size_class].Push(span);
   return span;
 }
 
 void Heap::ReleaseSpan(Span* span) {
   if (span->kind == SpanKind::kSmall) {
-    partial_[span->size_class].Remove(span);
-    spare_metadata_[span->size_class].push_back(span->free_bits);
+    span->shard()->partial[span->size_class].Remove(span);
+    spare_metadata_[span->size_class].push_back(span->free_bits());
   }
   pages_.Free(span);
 }
@@ -138,7 +146,7 @@ void Heap::ReleaseSpan(Span* span) {
 // Whether anything came free.
 bool Heap::ReleaseKeptSpans() {
   bool released = false;
-  for (auto& partial : partial_) {
+  for (auto& partial : shared_.partial) {
     Span* span = partial.first();
     while (span != nullptr) {
       Span* next = span->next;
@@ -152,9 +160,34 @@ bool Heap::ReleaseKeptSpans() {
   return released;
 }
 
+void Heap::RetireShard(bemalloc::SpanShard& shard) {
+  shard.idle = true;
+  for (uint32_t size_class = 0; size_class < bemalloc::kSmallClasses; ++size_class) {
+    while (Span* span = shard.partial[size_class].first()) {
+      shard.partial[size_class].Remove(span);
+      span->set_shard(&shared_);
+      shared_.partial[size_class].Push(span);
+    }
+  }
+}
+
+void Heap::FreeSlot(Span* span, uint32_t slot) {
+  span->free_bits()[slot / 64] |= uint64_t{1} << (slot % 64);
+  live_bytes_ -= kSmallClassTable[span->size_class].slot_bytes;
+  --live_buffers_;
+  if (span->free_objects++ == 0) {
+    if (span->shard()->idle) span->set_shard(&shared_);
+    span->shard()->partial[span->size_class].Push(span);
+  }
+  if (span->free_objects < span->objects) return;
+  const auto& partial = span->shard()->partial[span->size_class];
+  const bool last_of_class = partial.first() == span && span->next == nullptr;
+  if (!span->shard()->keeps_empty || !last_of_class) ReleaseSpan(span);
+}
+
 Result<> Heap::Free(uint64_t offset) {
   Span* span = pages_.Lookup(offset);
-  if (span == nullptr || span->kind == SpanKind::kFree) {
+  if (span->kind != SpanKind::kSmall && span->kind != SpanKind::kRun) {
     return Fail(ErrorCode::kInvalid,
                 "free of pool offset " + std::to_string(offset) +
                     ": no buffer is there; it was freed already or never came from this pool");
@@ -184,19 +217,12 @@ Result<> Heap::Free(uint64_t offset) {
                                          std::to_string(span->start + slot * slot_bytes) +
                                          "; free a buffer by its start");
   }
-  span->free_bits[slot / 64] |= uint64_t{1} << (slot % 64);
-  live_bytes_ -= slot_bytes;
-  --live_buffers_;
-  auto& partial = partial_[span->size_class];
-  if (span->free_objects++ == 0) partial.Push(span);
-  const bool last_of_class = partial.first() == span && span->next == nullptr;
-  if (span->free_objects == span->objects && !last_of_class) ReleaseSpan(span);
+  FreeSlot(span, slot);
   return {};
 }
 
 std::optional<Heap::Buffer> Heap::Find(uint64_t offset) const {
   const Span* span = pages_.Lookup(offset);
-  if (span == nullptr) return std::nullopt;
   if (span->kind == SpanKind::kRun) return Buffer{span->start, span->bytes()};
   if (span->kind != SpanKind::kSmall) return std::nullopt;
   const uint32_t slot = SlotOf(*span, offset);

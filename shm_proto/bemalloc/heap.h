@@ -66,21 +66,24 @@ class Heap {
   // Up to `count` slots of a small class, appended as pool offset and state byte to what `take` is
   // called with.
   template <typename Take>
-  uint32_t AllocateSlots(uint32_t size_class, uint32_t count, Take take);
+  uint32_t AllocateSlots(bemalloc::SpanShard& shard, uint32_t size_class, uint32_t count,
+                         Take take);
   bool OwnsAny(uint64_t offset, uint64_t bytes) const;
   Span* AllocateRunSpan(uint64_t pages, uint64_t alignment_pages);
   uint64_t AllocateSmall(uint32_t size_class);
   uint64_t AllocateRun(uint64_t bytes, uint64_t alignment);
   Span* AllocatePages(uint64_t pages, uint64_t alignment_pages);
-  Span* NewSmallSpan(uint32_t size_class);
+  Span* SpanWithSlots(bemalloc::SpanShard& shard, uint32_t size_class);
+  Span* NewSmallSpan(bemalloc::SpanShard& shard, uint32_t size_class);
+  void FreeSlot(Span* span, uint32_t slot);
+  // Its spans are everybody's from now on.
+  void RetireShard(bemalloc::SpanShard& shard);
   void ReleaseSpan(Span* span);
   bool ReleaseKeptSpans();
   uint8_t* StateOf(uint64_t start) const;
 
   bemalloc::PageHeap pages_;
-  // Spans with a free slot, by class. A wholly free span is kept only while it is the last of its
-  // class.
-  std::array<bemalloc::SpanList, bemalloc::kSmallClasses> partial_;
+  bemalloc::SpanShard shared_;  // Of Heap's own callers, and of whoever has used up its own.
   // Slot states and free bits of one span, for reuse by the next of the class.
   std::array<std::vector<uint64_t*>, bemalloc::kSmallClasses> spare_metadata_;
   std::vector<std::unique_ptr<uint64_t[]>> metadata_;
@@ -89,15 +92,16 @@ class Heap {
 };
 
 template <typename Take>
-uint32_t Heap::AllocateSlots(uint32_t size_class, uint32_t count, Take take) {
+uint32_t Heap::AllocateSlots(bemalloc::SpanShard& shard, uint32_t size_class, uint32_t count,
+                             Take take) {
   const uint64_t slot_bytes = bemalloc::kSmallClassTable[size_class].slot_bytes;
   uint32_t taken = 0;
   while (taken < count) {
-    Span* span = partial_[size_class].first();
-    if (span == nullptr) span = NewSmallSpan(size_class);
+    Span* span = SpanWithSlots(shard, size_class);
     if (span == nullptr) break;
+    uint64_t* free_bits = span->free_bits();
     for (uint32_t word = 0; taken < count && span->free_objects > 0; ++word) {
-      uint64_t bits = span->free_bits[word];
+      uint64_t bits = free_bits[word];
       while (bits != 0 && taken < count) {
         const uint32_t slot = word * 64 + static_cast<uint32_t>(std::countr_zero(bits));
         bits &= bits - 1;
@@ -105,9 +109,9 @@ uint32_t Heap::AllocateSlots(uint32_t size_class, uint32_t count, Take take) {
         --span->free_objects;
         ++taken;
       }
-      span->free_bits[word] = bits;
+      free_bits[word] = bits;
     }
-    if (span->free_objects == 0) partial_[size_class].Remove(span);
+    if (span->free_objects == 0) shard.partial[size_class].Remove(span);
   }
   live_bytes_ += taken * slot_bytes;
   live_buffers_ += taken;

@@ -16,6 +16,7 @@ void PageHeap::AddBlocks(uint64_t offset, uint64_t bytes) {
   SLUICE_CHECK(offset % kBlockBytes == 0 && bytes % kBlockBytes == 0 &&
                    InRange(offset, bytes, reserve_bytes_),
                "a heap is given whole blocks inside its reserved range");
+  map_.Extend((offset + bytes) >> kPageShift);
   for (uint64_t block = offset / kBlockBytes; block < (offset + bytes) / kBlockBytes; ++block) {
     SLUICE_CHECK(!owned_[block], "a block joins a heap once");
     owned_[block] = true;
@@ -42,8 +43,8 @@ Span* PageHeap::RemoveFree(Span* run) {
   bins_[run->pages].Remove(run);
   if (bins_[run->pages].empty()) occupied_[run->pages / 64] &= ~(uint64_t{1} << (run->pages % 64));
   const uint64_t first_page = run->start >> kPageShift;
-  map_.Set(first_page, nullptr);
-  map_.Set(first_page + run->pages - 1, nullptr);
+  map_.Set(first_page, PageMap::Nothing());
+  map_.Set(first_page + run->pages - 1, PageMap::Nothing());
   free_pages_ -= run->pages;
   if (run->pages == kBlockPages) least_empty_ = std::min(least_empty_, --empty_blocks_);
   return run;
@@ -87,7 +88,7 @@ Span* PageHeap::Carve(Span* run, uint64_t first_page, uint64_t pages) {
 bool PageHeap::IsEmptyBlock(uint64_t block) const {
   if (block >= owned_.size() || !owned_[block]) return false;
   const Span* first = map_[block * kBlockPages];
-  return first != nullptr && first->kind == SpanKind::kFree && first->pages == kBlockPages;
+  return first->kind == SpanKind::kFree && first->pages == kBlockPages;
 }
 
 // First fit over the blocks: rare, and the buffer is at least 4 MiB.
@@ -116,7 +117,7 @@ Span* PageHeap::AllocateBlocks(uint64_t pages) {
 void PageHeap::Free(Span* span) {
   uint64_t first_page = span->start >> kPageShift;
   uint64_t left = span->pages;
-  map_.Fill(first_page, left, nullptr);
+  map_.Fill(first_page, left, PageMap::Nothing());
   records_.Delete(span);
   while (left > 0) {
     const uint64_t pages = std::min<uint64_t>(left, kBlockPages - first_page % kBlockPages);
@@ -128,7 +129,7 @@ void PageHeap::Free(Span* span) {
 
 void PageHeap::FreeWithinBlock(uint64_t first_page, uint64_t pages) {
   if (first_page % kBlockPages != 0) {
-    if (Span* left = map_[first_page - 1]; left != nullptr && left->kind == SpanKind::kFree) {
+    if (Span* left = map_[first_page - 1]; left->kind == SpanKind::kFree) {
       RemoveFree(left);
       first_page -= left->pages;
       pages += left->pages;
@@ -136,8 +137,7 @@ void PageHeap::FreeWithinBlock(uint64_t first_page, uint64_t pages) {
     }
   }
   if ((first_page + pages) % kBlockPages != 0) {
-    if (Span* right = map_[first_page + pages];
-        right != nullptr && right->kind == SpanKind::kFree) {
+    if (Span* right = map_[first_page + pages]; right->kind == SpanKind::kFree) {
       RemoveFree(right);
       pages += right->pages;
       records_.Delete(right);

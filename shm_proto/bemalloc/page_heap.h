@@ -26,9 +26,12 @@ class PageHeap {
   // Takes up to max_bytes of adjacent empty blocks out of this heap.
   bool TakeEmptyRun(uint64_t max_bytes, uint64_t* offset, uint64_t* bytes);
 
+  // Never null: what is no live or free span has kind kUnused.
   Span* Lookup(uint64_t offset) const {
-    return offset < reserve_bytes_ ? map_[offset >> kPageShift] : nullptr;
+    return offset < end() ? map_[offset >> kPageShift] : PageMap::Nothing();
   }
+  // Pool offsets from here on never belonged to this heap.
+  uint64_t end() const { return map_.end_page() << kPageShift; }
   bool Owns(uint64_t offset) const {
     return offset < reserve_bytes_ && owned_[offset / kBlockBytes];
   }

@@ -54,8 +54,9 @@ struct SmallClassInfo {
   uint32_t slot_bytes;
   uint16_t pages;
   uint16_t objects;
-  uint64_t magic;  // ceil(2^64 / slot_bytes): offset * magic tells slot number and whether the
-                   // offset is a slot's start.
+  uint16_t bit_words;  // Of 64 bits, one bit an object.
+  uint64_t magic;      // ceil(2^64 / slot_bytes): offset * magic tells slot number and whether the
+                       // offset is a slot's start.
 };
 
 constexpr std::array<SmallClassInfo, kSmallClasses> MakeSmallClasses() {
@@ -64,7 +65,7 @@ constexpr std::array<SmallClassInfo, kSmallClasses> MakeSmallClasses() {
     const uint32_t slot = SmallClassBytes(i), pages = SmallClassPages(i);
     const uint64_t objects = pages * kPageBytes / slot;
     classes[i] = {slot, static_cast<uint16_t>(pages), static_cast<uint16_t>(objects),
-                  ~uint64_t{0} / slot + 1};
+                  static_cast<uint16_t>((objects + 63) / 64), ~uint64_t{0} / slot + 1};
   }
   return classes;
 }

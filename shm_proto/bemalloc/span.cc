@@ -35,6 +35,17 @@ PageMap::PageMap(uint64_t reserve_bytes)
   entries_ = static_cast<Span**>(memory);
 }
 
+Span* PageMap::Nothing() {
+  static constinit Span nothing;
+  return &nothing;
+}
+
+void PageMap::Extend(uint64_t end_page) {
+  if (end_page <= end_page_) return;
+  Fill(end_page_, end_page - end_page_, Nothing());
+  end_page_ = end_page;
+}
+
 PageMap::~PageMap() { munmap(entries_, bytes_); }
 
 void PageMap::Fill(uint64_t page, uint64_t pages, Span* span) {

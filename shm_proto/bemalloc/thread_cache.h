@@ -6,9 +6,12 @@
 #include <cstdint>
 #include <memory>
 
-#include "shm_proto/bemalloc/size_class.h"
+#include "shm_proto/bemalloc/span.h"
 
 namespace sluice::bemalloc {
+
+constexpr uint32_t kMaxForeign = 64;
+constexpr uint64_t kMaxForeignBytes = 256 * kKiB;
 
 // What the state byte of a buffer says.
 enum BufferState : uint8_t {
@@ -36,19 +39,29 @@ struct CacheBin {
   void SetTop(CachedBuffer* value) { top.store(value, std::memory_order_relaxed); }
   uint32_t count() const { return static_cast<uint32_t>(Top() - begin); }
   uint32_t limit() const { return static_cast<uint32_t>(end - begin); }
+
+  uint64_t padding = 0;  // 32 bytes are shifted, not multiplied.
 };
 
-// One thread's cached buffers of one allocator. The bins of small classes are bounded by limits
-// that grow with use, those of runs by a sum of bytes. Thread: its own; the allocator reads the
-// counts and empties it when the thread is gone.
-struct ThreadCache {
-  uint64_t owner = ~uint64_t{0};  // Number of the allocator; this one is nobody's.
+// One thread's cached buffers of one allocator, and the spans they come from. The bins of small
+// classes hold buffers of this shard's spans only and are bounded by limits that grow with use;
+// those of runs are bounded by a sum of bytes. Thread: its own; the allocator reads the counts, and
+// hands the cache to another thread when the first is gone.
+struct ThreadCache : SpanShard {
+  // The allocator, null once that is detached. Atomic because its last user may be another thread
+  // than this cache's.
+  std::atomic<const void*> owner{nullptr};
   std::array<CacheBin, kClasses + 1> bins;
   std::array<std::unique_ptr<CachedBuffer[]>, kClasses> storage;
   uint64_t limit_bytes = 0;             // What the limits of the small bins add up to.
   std::atomic<uint64_t> run_bytes = 0;  // What the bins of runs hold.
-  uint32_t next_victim = 0;             // Whose limit is lowered next.
+  uint32_t refills = 0;
+  uint32_t next_victim = 0;  // Whose limit is lowered next.
   uint32_t next_run_victim = kSmallClasses;
+  // Small buffers of other threads' spans that this one freed: they go back together.
+  std::array<CachedBuffer, kMaxForeign> foreign{};
+  std::atomic<uint32_t> foreign_count = 0;
+  std::atomic<uint64_t> foreign_bytes = 0;
 };
 
 }  // namespace sluice::bemalloc
