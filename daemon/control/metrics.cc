@@ -128,6 +128,13 @@ void AddEngineTraffic(const io::EngineSnapshot& engine, const Labels& labels, Fa
               Number(engine.received_messages));
   out.Counter("received_bytes_total", "Payload bytes delivered to this node's applications.",
               labels, Number(engine.received_bytes));
+  out.Counter("landing_grants_used_total",
+              "Large messages that found a landing buffer granted ahead.", labels,
+              Number(engine.grants_used));
+  out.Counter("stale_frames_total", "Frames of an earlier path, dropped.", labels,
+              Number(engine.stale_frames));
+  out.Counter("engine_sessions_total", "Sessions with the peer.", labels, Number(engine.sessions));
+  out.Counter("engine_paths_total", "Paths to the peer.", labels, Number(engine.paths));
   out.Counter("keepalives_sent_total", "Keepalives sent.", labels, Number(engine.keepalives_sent));
   out.Counter("keepalives_received_total", "Keepalives received.", labels,
               Number(engine.keepalives_received));

@@ -38,6 +38,7 @@ Json EngineJson(const io::EngineSnapshot& engine, uint32_t io_thread) {
           {"name", engine.name},
           {"state", engine.state},
           {"transport", engine.transport},
+          {"limited_by", engine.limited_by},
           {"io_thread", io_thread},
           {"session", Hex(engine.session)},
           {"peer_instance", Hex(engine.peer_instance)},
@@ -56,6 +57,10 @@ Json EngineJson(const io::EngineSnapshot& engine, uint32_t io_thread) {
           {"credit_stalls", engine.credit_stalls},
           {"queue_stalls", engine.queue_stalls},
           {"landing_waits", engine.landing_waits},
+          {"grants_used", engine.grants_used},
+          {"stale_frames", engine.stale_frames},
+          {"sessions", engine.sessions},
+          {"paths", engine.paths},
           {"last_heard_s", Seconds(engine.last_heard_ns_ago)},
           {"operations_ok", engine.operations_ok},
           {"operations_failed", engine.operations_failed},
@@ -152,7 +157,7 @@ Limit FindLimit(const io::EngineSnapshot& before, const io::EngineSnapshot& now)
   const uint64_t landing = now.landing_waits - before.landing_waits;
   const uint64_t most = std::max({window, credits, queue, landing});
   const bool busy = most != 0;
-  if (busy ? credits == most : now.credits == 0) {
+  if (busy ? credits == most : now.limited_by == "credits" || now.credits == 0) {
     return {"credits", "the peer has no receives posted for us",
             "raise engine.receive_depth on the peer, or lower its engine.credit_batch"};
   }
@@ -162,7 +167,7 @@ Limit FindLimit(const io::EngineSnapshot& before, const io::EngineSnapshot& now)
         fmt::format("{} of {} bytes are in flight", now.in_flight_bytes, now.window_bytes),
         "raise engine.send_window_bytes if the network has room; it may be the network's limit"};
   }
-  if (busy && queue == most) {
+  if (busy ? queue == most : now.limited_by == "queue") {
     return {"ring", "the transport's send queue is full", "raise engine.send_queue_depth"};
   }
   if (busy) {
@@ -267,8 +272,11 @@ Json EnginesJson(const NodeStatus& status) {
     }
   }
   for (const auto& [id, peer] : without_engine) {
-    Json row = EngineJson({.peer = id, .name = peer->name, .state = "none", .transport = {}},
-                          peer->io_thread);
+    io::EngineSnapshot nothing;
+    nothing.peer = id;
+    nothing.name = peer->name;
+    nothing.state = "none";
+    Json row = EngineJson(nothing, peer->io_thread);
     AddPeer(row, *peer);
     rows.push_back(std::move(row));
   }
