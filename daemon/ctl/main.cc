@@ -118,7 +118,14 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? kOk : kUsage;
   }
   Session session{AdminClient(arguments.socket), arguments.json};
-  const int code = chosen(session);
+  int code = kFailed;
+  try {
+    code = chosen(session);
+  } catch (const Json::exception&) {  // An answer of another shape than this sluicectl knows.
+    code = Report(session, {kFailed,
+                            "the daemon's answer is not understood; are sluicectl and "
+                            "sluiced of the same version?"});
+  }
   return std::fflush(stdout) == 0 ? code : kFailed;
 }
 
