@@ -235,7 +235,7 @@ bool Engine::Send(Socket& socket, const SendRequest& request) {
   operation->sequence = socket.next_sequence++;
   operation->data = request.data;
   if (request.inline_copy) {
-    std::memcpy(operation->inline_data.data(), request.data, request.length);
+    std::copy_n(request.data, request.length, operation->inline_data.begin());
     operation->data = operation->inline_data.data();
   }
   (socket.tail != nullptr ? socket.tail->next : socket.head) = operation;

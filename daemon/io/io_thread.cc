@@ -135,6 +135,7 @@ void IoThread::SubmitSend(Port& port, const Descriptor& request) {
     port.Answer(Result(CompletionOp::kSent, named, request.token, Outcome::kFailed, error));
   };
   Socket* socket = sockets_.Find(request.socket);
+  if (stopping_) return refuse(ESHUTDOWN);
   if (socket == nullptr || socket->owner != &port) return refuse(ENOTCONN);
   Engine::SendRequest send{.data = nullptr,
                            .length = request.region.length,
