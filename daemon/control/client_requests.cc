@@ -12,6 +12,7 @@
 
 #include "daemon/control/client_session.h"
 #include "daemon/control/host_address.h"
+#include "daemon/control/log.h"
 #include "daemon/control/packet.h"
 
 namespace sluice::control {
@@ -140,6 +141,8 @@ void ClientSession::HandleAttach(const Packet& packet) {
 void ClientSession::OnAttach(const Attach& message) {
   if (Result<> admitted = Admit(message); !admitted) {
     ++services_.counters.attach_refused;
+    LogWarning("client refused",
+               {{"uid", who_.uid}, {"pid", who_.pid}, {"reason", admitted.error().message}});
     SendError(message.header.request, ToErrno(admitted.error().code), admitted.error().message);
     return Leave();
   }
@@ -147,6 +150,11 @@ void ClientSession::OnAttach(const Attach& message) {
   state_ = State::kAttached;
   attached_at_ns_ = services_.loop.now_ns();
   ++services_.counters.attached;
+  LogInfo("client attached", {{"client", id_},
+                              {"name", name_},
+                              {"tenant", tenant_->rule.name},
+                              {"uid", who_.uid},
+                              {"pid", who_.pid}});
   auto reply = MakeMessage<Attached>(Type::kAttached, message.header.request);
   reply.version = std::min(message.version_max, kVersionMax);
   reply.io_threads = static_cast<uint16_t>(services_.io.size());

@@ -121,6 +121,13 @@ class ClientServerTest : public ::testing::Test {
     }
     return ::testing::AssertionSuccess();
   }
+  // The same while time passes: for what the server only looks at now and then.
+  ::testing::AssertionResult UntilInTime(const std::function<bool()>& done) {
+    return Until([&] {
+      clock.now_ns += kNsPerMs;
+      return done();
+    });
+  }
   // A few turns, to see that something does not happen.
   void Settle() {
     for (int i = 0; i < 20; ++i) {

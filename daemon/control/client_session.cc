@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "daemon/control/log.h"
 #include "daemon/control/packet.h"
 #include "shm_proto/base/check.h"
 
@@ -52,10 +53,21 @@ Result<> ClientSession::Start() {
 
 // --- leaving ---
 
-void ClientSession::OnConnectionLost(const std::string&) { Leave(); }
+void ClientSession::OnConnectionLost(bool too_slow) {
+  if (too_slow) {
+    ++services_.counters.detached;
+    LogWarning(
+        "client detached",
+        {{"client", id_}, {"name", name_}, {"reason", "it does not read its control socket"}});
+  }
+  Leave();
+}
 
 void ClientSession::Detach(int error, const std::string& reason) {
   if (state_ == State::kLeaving) return;
+  LogWarning(
+      state_ == State::kAttached ? "client detached" : "client refused",
+      {{"client", id_}, {"uid", who_.uid}, {"pid", who_.pid}, {"name", name_}, {"reason", reason}});
   if (state_ == State::kAttached) {
     ++services_.counters.detached;
     auto message = MakeMessage<Detached>(Type::kDetached, 0);
@@ -76,6 +88,7 @@ void ClientSession::Leave() {
   if (process_.valid()) services_.loop.Remove(process_.get());
   process_.Reset();
   if (was_attached) {
+    LogInfo("client left", {{"client", id_}, {"name", name_}});
     for (const auto& [token, listener] : listeners_)
       services_.services.Remove(listener.service, id_, token);
     listeners_.clear();

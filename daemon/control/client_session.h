@@ -86,7 +86,7 @@ class ClientSession final : public ControlConnection::Handler, public ClientHost
 
   // ControlConnection::Handler.
   void OnPacket(Packet& packet) override;
-  void OnConnectionLost(const std::string& reason) override;
+  void OnConnectionLost(bool too_slow) override;
 
   bool CheckPacket(const Packet& packet);
   void Dispatch(const Packet& packet);

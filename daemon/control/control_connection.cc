@@ -42,11 +42,11 @@ void ControlConnection::SendBytes(std::span<const std::byte> bytes, std::vector<
   if (queue_.empty()) {
     const SendStatus status = TrySend(bytes, fds);
     if (status == SendStatus::kSent) return;
-    if (status == SendStatus::kBroken) return Fail("its control socket is closed");
+    if (status == SendStatus::kBroken) return Fail(false);
     (void)loop_.Modify(socket_.get(),
                        EPOLLIN | EPOLLOUT);  // Cannot fail for a descriptor in the loop.
   }
-  if (queue_.size() == kMaxQueued) return Fail("it does not read its control socket");
+  if (queue_.size() == kMaxQueued) return Fail(true);
   queue_.push_back({std::vector(bytes.begin(), bytes.end()), std::move(fds)});
 }
 
@@ -54,19 +54,19 @@ void ControlConnection::FlushQueue() {
   while (!queue_.empty()) {
     const SendStatus status = TrySend(queue_.front().bytes, queue_.front().fds);
     if (status == SendStatus::kFull) return;
-    if (status == SendStatus::kBroken) return Fail("its control socket is closed");
+    if (status == SendStatus::kBroken) return Fail(false);
     queue_.pop_front();
   }
   (void)loop_.Modify(socket_.get(), EPOLLIN);
 }
 
 // Said later and from the loop: callers of Send() stand in the middle of something.
-void ControlConnection::Fail(std::string reason) {
+void ControlConnection::Fail(bool too_slow) {
   if (failure_ != 0) return;
   queue_.clear();
-  failure_ = loop_.After(0, [this, reason = std::move(reason)] {
+  failure_ = loop_.After(0, [this, too_slow] {
     failure_ = 0;
-    handler_.OnConnectionLost(reason);
+    handler_.OnConnectionLost(too_slow);
   });
 }
 
@@ -78,7 +78,7 @@ void ControlConnection::OnEvents(uint32_t events) {
     switch (ReceivePacket(socket_.get(), packet)) {
       case ReceiveStatus::kPacket: handler_.OnPacket(packet); break;
       case ReceiveStatus::kNothing: return;
-      case ReceiveStatus::kHangUp: return handler_.OnConnectionLost("it closed its control socket");
+      case ReceiveStatus::kHangUp: return handler_.OnConnectionLost(false);
     }
   }
 }

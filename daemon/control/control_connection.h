@@ -6,7 +6,6 @@
 #include <deque>
 #include <functional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "daemon/control/event_loop.h"
@@ -27,8 +26,9 @@ class ControlConnection {
   class Handler {
    public:
     virtual void OnPacket(Packet& packet) = 0;
-    // The client is gone, or too slow. Called from the loop only, never inside Send().
-    virtual void OnConnectionLost(const std::string& reason) = 0;
+    // The client is gone or, `too_slow`, has let more than kMaxQueued packets wait. Called from the
+    // loop only, never inside Send().
+    virtual void OnConnectionLost(bool too_slow) = 0;
 
    protected:
     ~Handler() = default;
@@ -62,7 +62,7 @@ class ControlConnection {
   SendStatus TrySend(std::span<const std::byte> bytes, const std::vector<Fd>& fds);
   void OnEvents(uint32_t events);
   void FlushQueue();
-  void Fail(std::string reason);
+  void Fail(bool too_slow);
 
   EventLoop& loop_;
   Fd socket_;
