@@ -34,8 +34,8 @@ struct PeerConfig {
   std::vector<std::string> allow = {"0.0.0.0/0", "::/0"};
   uint32_t lanes = 1;
   uint32_t handshake_timeout_ms = 5'000;
-  uint32_t dial_backoff_min_ms = 50;
-  uint32_t dial_backoff_max_ms = 10'000;
+  uint32_t dial_backoff_min_ms = 10;
+  uint32_t dial_backoff_max_ms = 1'000;
   uint32_t max_pending_handshakes = 64;
 };
 

@@ -119,7 +119,7 @@ std::vector<Key<Config>> MakeConfigKeys() {
     In<peer, &P::key_file>("peer.key_file", kRestart, 1, 4'095,
       "File with the cluster key, readable by the daemon alone.", {}, CheckAbsolutePath),
     In<peer, &P::allow>("peer.allow", kRestart, 0, 256,
-      "Networks peers may connect from, as \"ADDRESS/BITS\".", {}, CheckNetwork),
+      "Networks peers may connect from and be dialled in, as \"ADDRESS/BITS\".", {}, CheckNetwork),
     In<peer, &P::lanes>("peer.lanes", kRestart, 1, 16,
       "Engines, and so connections, for each peer daemon."),
     In<peer, &P::handshake_timeout_ms>("peer.handshake_timeout_ms", kRestart, 100, 60'000,
@@ -129,7 +129,7 @@ std::vector<Key<Config>> MakeConfigKeys() {
     In<peer, &P::dial_backoff_max_ms>("peer.dial_backoff_max_ms", kRestart, 1, 3'600'000,
       "Longest pause between two attempts to reach a peer."),
     In<peer, &P::max_pending_handshakes>("peer.max_pending_handshakes", kRestart, 1, 4'096,
-      "Connections that may be in their handshake at once; further ones wait in the kernel."),
+      "Connections that may be in their handshake at once; a further one takes the place of the oldest."),
 
     In<engine, &E::send_window_bytes>("engine.send_window_bytes", kLive, 1'024, static_cast<int64_t>(kGiB),
       "Bytes an engine may have posted and not yet done. Any value makes progress: fragments shrink to it."),

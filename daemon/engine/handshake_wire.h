@@ -122,13 +122,15 @@ struct Refuse {
   Prefix prefix;
   RefuseReason reason;
   char text[kTextBytes];  // Zero-terminated.
+  uint32_t unused;
 };
 
 static_assert(sizeof(Prefix) == 16 && sizeof(Hello) == 160 && sizeof(Reply) == 176 &&
               sizeof(Proof) == 48 && sizeof(Accept) == 64 && sizeof(Refuse) == 184);
 static_assert(std::has_unique_object_representations_v<Hello> &&
                   std::has_unique_object_representations_v<Reply> &&
-                  std::has_unique_object_representations_v<Accept>,
+                  std::has_unique_object_representations_v<Accept> &&
+                  std::has_unique_object_representations_v<Refuse>,
               "no unnamed padding goes onto the wire");
 
 }  // namespace sluice::handshake
