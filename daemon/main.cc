@@ -39,8 +39,9 @@ int Run(const Config& config, const std::string& config_path) {
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app{"The node's transport daemon. Applications reach it through libsluice, operators "
-               "through sluicectl."};
+  CLI::App app{
+      "The node's transport daemon. Applications reach it through libsluice, operators "
+      "through sluicectl."};
   std::string path;
   bool print_defaults = false, print_reference = false, check = false;
   app.add_option("--config", path,

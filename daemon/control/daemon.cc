@@ -100,14 +100,15 @@ Daemon::~Daemon() {
 }
 
 Result<> Daemon::Start(const MakeTransport& make_transport) {
+  // Before any thread is made, so that none of them takes a signal in its stead.
+  if (auto started = StartSignals(); !started) return started;
   StartLog(LogSettingsOf(at_start_));
-  if (auto made = PrepareRunDirectory(at_start_.daemon.run_dir, kRunDirectoryMode); !made) return made;
+  if (auto made = PrepareRunDirectory(at_start_.daemon.run_dir, kRunDirectoryMode); !made)
+    return made;
   auto lock = InstanceLock::Acquire(at_start_.daemon.run_dir);
   if (!lock) return std::unexpected(lock.error());
   lock_.emplace(std::move(*lock));
-  for (auto step : {&Daemon::StartSignals, &Daemon::StartPeers}) {
-    if (auto started = (this->*step)(); !started) return started;
-  }
+  if (auto started = StartPeers(); !started) return started;
   if (auto started = StartIoThreads(make_transport); !started) return started;
   if (auto listening = peers_->Listen(); !listening) return listening;
   if (auto started = StartClients(); !started) return started;
@@ -120,8 +121,9 @@ Result<> Daemon::Start(const MakeTransport& make_transport) {
                     {"peer_auth", at_start_.peer.auth},
                     {"io_threads", at_start_.daemon.io_threads}});
   if (at_start_.peer.auth == "none") {
-    LogWarning("peers are not authenticated: peer.auth is \"none\", so anybody who reaches the peer "
-               "port is believed");
+    LogWarning(
+        "peers are not authenticated: peer.auth is \"none\", so anybody who reaches the peer "
+        "port is believed");
   }
   service_->Ready("Ready.");
   return {};
@@ -140,7 +142,8 @@ Result<> Daemon::StartSignals() {
 }
 
 Result<> Daemon::StartIoThreads(const MakeTransport& make_transport) {
-  if (auto added = loop_.Add(from_io_.fd(), EPOLLIN, [this](uint32_t) { OnIoMessages(); }); !added) {
+  if (auto added = loop_.Add(from_io_.fd(), EPOLLIN, [this](uint32_t) { OnIoMessages(); });
+      !added) {
     return added;
   }
   for (uint32_t index = 0; index < at_start_.daemon.io_threads; ++index) {
@@ -187,10 +190,9 @@ Result<> Daemon::StartPeers() {
   settings.backoff_first_ns = at_start_.peer.dial_backoff_min_ms * kNsPerMs;
   settings.backoff_cap_ns = at_start_.peer.dial_backoff_max_ms * kNsPerMs;
   settings.max_pending_handshakes = at_start_.peer.max_pending_handshakes;
-  peers_ = std::make_unique<Peers>(loop_, random_, std::move(settings),
-                                   [this](uint32_t index, io::ToIo message) {
-                                     io_[index]->mailbox().Post(std::move(message));
-                                   });
+  peers_ = std::make_unique<Peers>(
+      loop_, random_, std::move(settings),
+      [this](uint32_t index, io::ToIo message) { io_[index]->mailbox().Post(std::move(message)); });
   return {};
 }
 
@@ -251,9 +253,9 @@ void Daemon::OnIoMessages() {
   io::FromIo message = io::Stopped{};
   for (int i = 0; i < kIoMessagesPerTurn && from_io_.Take(message); ++i) {
     if (const auto* lost = std::get_if<io::PathLost>(&message)) {
-      LogInfo("path to a peer lost", {{"peer", lost->peer},
-                                      {"session_over", lost->session_over},
-                                      {"reason", lost->reason}});
+      LogInfo(
+          "path to a peer lost",
+          {{"peer", lost->peer}, {"session_over", lost->session_over}, {"reason", lost->reason}});
       peers_->OnPathLost(*lost);
     } else if (std::holds_alternative<io::Stopped>(message)) {
       OnThreadStopped();
@@ -269,8 +271,8 @@ void Daemon::Reload() {
   if (!report) {
     LogError("configuration not reloaded, nothing changed", {{"error", report.error().message}});
   } else {
-    LogInfo("configuration reloaded", {{"changed", report->applied.size()},
-                                       {"needs_restart", report->needs_restart.size()}});
+    LogInfo("configuration reloaded",
+            {{"changed", report->applied.size()}, {"needs_restart", report->needs_restart.size()}});
   }
   service_->Ready("Ready.");
 }
@@ -288,8 +290,7 @@ void Daemon::Drain(const std::string& why) {
   LogInfo("draining", {{"why", why}, {"timeout_ms", at_start_.daemon.drain_timeout_ms}});
   service_->Stopping("Draining.");
   peers_->Stop();
-  const uint64_t deadline_ns =
-      clock_.NowNs() + store_.config().daemon.drain_timeout_ms * kNsPerMs;
+  const uint64_t deadline_ns = clock_.NowNs() + store_.config().daemon.drain_timeout_ms * kNsPerMs;
   for (auto& thread : io_) thread->mailbox().Post(io::Stop{deadline_ns});
 }
 

@@ -228,8 +228,8 @@ using FromIo = std::variant<IncomingSocket, NeedReceiveBlocks, ReceiveBlocksIdle
 struct EngineSnapshot {
   PeerId peer = 0;
   std::string name;
-  std::string state;       // "connecting", "up", "lost"
-  std::string transport = {};  // "tcp", ...
+  std::string state;            // "connecting", "up", "lost"
+  std::string transport = {};   // "tcp", ...
   std::string limited_by = {};  // "nothing", "window", "credits", "queue"
   uint64_t session = 0;
   uint64_t peer_instance = 0;
