@@ -159,6 +159,7 @@ void Bemalloc::Detach() {
   const std::scoped_lock lock(registry.mutex);
   detached_.store(true, std::memory_order_relaxed);
   DisownCaches();
+  end_.store(0, std::memory_order_relaxed);  // No buffer is freed by the fast path any more.
 }
 
 // With the registry locked no thread's cache can end meanwhile.
@@ -209,12 +210,14 @@ void Bemalloc::ReturnCache(ThreadCache& cache) {
   FlushAll(cache);
   const std::scoped_lock lock(mutex_);
   heap_.RetireShard(cache);
+  ReclaimReturned();
 }
 
 void Bemalloc::AddBlocks(const BlockSource::Blocks& blocks) {
   heap_.AddBlocks(blocks.offset, blocks.bytes);
-  end_.store(heap_.pages_.end(),
-             std::memory_order_release);  // Pairs with nothing: pointers into it come later.
+  // Relaxed: pointers into these blocks exist only later, and come with their own order.
+  if (!detached_.load(std::memory_order_relaxed))
+    end_.store(heap_.pages_.end(), std::memory_order_relaxed);
   for (uint64_t block = blocks.offset / kBlockBytes;
        block < (blocks.offset + blocks.bytes) / kBlockBytes; ++block) {
     regions_[block].store(blocks.region, std::memory_order_relaxed);
@@ -240,7 +243,8 @@ Result<> Bemalloc::TakeOrGrow(uint64_t bytes, Take take) {
   const std::scoped_lock growing(grow_mutex_);
   {
     const std::scoped_lock lock(mutex_);
-    if (take()) return {};  // Another thread grew the pool meanwhile.
+    ReclaimReturned();
+    if (take()) return {};  // Or another thread grew the pool meanwhile.
   }
   const uint64_t before_ns = MonotonicClock().NowNs();
   Result<BlockSource::Blocks> blocks = source_.Acquire(needed);
@@ -280,6 +284,9 @@ Result<void*> Bemalloc::AllocateSlow(uint64_t bytes) {
 // Takes some buffers of a small class from the heap: one for the caller, the others for its cache.
 Result<void*> Bemalloc::Refill(ThreadCache& cache, uint32_t size_class) {
   CacheBin& bin = cache.bins[size_class];
+  TakeReturned(cache);
+  if (void* buffer = PopCached(bemalloc::SmallClassBytes(size_class)); buffer != nullptr)
+    return buffer;
   // Taking from other bins is dear and need not happen often to follow the load.
   RaiseLimit(cache, size_class, ++cache.refills % kRefillsPerSteal == 0);
   const uint32_t room = bin.limit() - bin.count();
@@ -396,8 +403,9 @@ Result<> Bemalloc::DeallocateSlow(void* buffer) {
   }
   const CachedBuffer item{static_cast<std::byte*>(buffer), found->state};
   if (found->size_class < kSmallClasses && map_[found->start >> kPageShift]->shard() != *cache) {
-    CacheForeign(**cache, found->bytes, item);
-  } else if (found->size_class < kSmallClasses) {
+    return ReturnToShard(**cache, *found);
+  }
+  if (found->size_class < kSmallClasses) {
     CacheSmall(**cache, found->size_class, item);
   } else {
     CacheRun(**cache, found->size_class, item);
@@ -414,20 +422,51 @@ void Bemalloc::CacheSmall(ThreadCache& cache, uint32_t size_class, CachedBuffer 
   bin.SetTop(bin.Top() + 1);
 }
 
-// Another thread's buffer: back to its span, a good number of them under one lock.
-void Bemalloc::CacheForeign(ThreadCache& cache, uint64_t bytes, CachedBuffer buffer) {
-  const uint32_t count = cache.foreign_count.load(std::memory_order_relaxed);
-  cache.foreign[count] = buffer;
-  cache.foreign_count.store(count + 1, std::memory_order_relaxed);
-  bytes += cache.foreign_bytes.load(std::memory_order_relaxed);
-  cache.foreign_bytes.store(bytes, std::memory_order_relaxed);
-  if (count + 1 == bemalloc::kMaxForeign || bytes > bemalloc::kMaxForeignBytes) FlushForeign(cache);
+// Another thread's buffer: to that thread, or to the heap when the thread is gone or has enough to
+// take back already.
+Result<> Bemalloc::ReturnToShard(ThreadCache& cache, const Located& found) {
+  auto* shard = map_[found.start >> kPageShift]->shard();
+  // Every shard but the heap's own is a thread's cache, and lives as long as we do.
+  if (shard != &heap_.shared_ && !shard->idle.load(std::memory_order_relaxed) &&
+      static_cast<ThreadCache*>(shard)->returned.Put(base_ + found.start, cache.next_hint++)) {
+    return {};
+  }
+  const std::scoped_lock lock(mutex_);
+  return heap_.Free(found.start);
 }
 
-void Bemalloc::FlushForeign(ThreadCache& cache) {
-  FreeToHeap({cache.foreign.data(), cache.foreign_count.load(std::memory_order_relaxed)});
-  cache.foreign_count.store(0, std::memory_order_relaxed);
-  cache.foreign_bytes.store(0, std::memory_order_relaxed);
+// What other threads gave back goes into the thread's bins as far as those have room.
+void Bemalloc::TakeReturned(ThreadCache& cache) {
+  std::array<CachedBuffer, bemalloc::kMaxReturned> rest;
+  uint32_t rest_count = 0;
+  cache.returned.TakeAll([&](void* buffer) {
+    auto* address = static_cast<std::byte*>(buffer);
+    const auto offset = static_cast<uint64_t>(address - base_);
+    const Span* span = map_[offset >> kPageShift];
+    const auto product = static_cast<unsigned __int128>(offset - span->start) * span->magic;
+    const CachedBuffer item{address, span->states + static_cast<uint64_t>(product >> 64)};
+    CacheBin& bin = cache.bins[span->size_class];
+    if (bin.Top() < bin.end) {
+      *bin.Top() = item;
+      bin.SetTop(bin.Top() + 1);
+    } else if (rest_count < rest.size()) {
+      rest[rest_count++] = item;
+    } else {
+      FreeToHeap({&item, 1});  // Others kept putting while we took.
+    }
+  });
+  if (rest_count > 0) FreeToHeap({rest.data(), rest_count});
+}
+
+// What lies in any thread's list goes to the heap: before the pool grows or shrinks, no memory
+// shall wait for a thread that may be asleep. With the lock held.
+void Bemalloc::ReclaimReturned() {
+  for (const auto& cache : caches_) {
+    cache->returned.TakeAll([&](void* buffer) {
+      if (!heap_.Free(static_cast<uint64_t>(static_cast<std::byte*>(buffer) - base_)))
+        ++statistics_.racing_double_frees;
+    });
+  }
 }
 
 void Bemalloc::CacheRun(ThreadCache& cache, uint32_t size_class, CachedBuffer buffer) {
@@ -513,7 +552,6 @@ void Bemalloc::Flush(CacheBin& bin, uint32_t count) {
 void Bemalloc::FlushAll(ThreadCache& cache) {
   for (CacheBin& bin : cache.bins) Flush(bin, bin.count());
   cache.run_bytes.store(0, std::memory_order_relaxed);
-  FlushForeign(cache);
 }
 
 std::span<std::byte> Bemalloc::Find(const void* inside) const {
@@ -567,6 +605,7 @@ void Bemalloc::Maintain(uint64_t now_ns) {
     const std::scoped_lock lock(mutex_);
     if (now_ns - window_start_ns_ < options_.quiet_ns) return;
     window_start_ns_ = now_ns;
+    ReclaimReturned();
     heap_.ReleaseKeptSpans();
     // What stayed empty over a whole window was needed by nobody in it.
     surplus = heap_.pages_.TakeLeastEmpty() * kBlockBytes;
@@ -578,6 +617,10 @@ uint64_t Bemalloc::Trim() {
   if (!CheckOpen()) return 0;
   if (bemalloc::t_cache->owner.load(std::memory_order_relaxed) == this)
     FlushAll(*bemalloc::t_cache);
+  {
+    const std::scoped_lock lock(mutex_);
+    ReclaimReturned();
+  }
   return ReleaseBlocks(~uint64_t{0});
 }
 
@@ -585,9 +628,12 @@ Bemalloc::Statistics Bemalloc::statistics() const {
   const std::scoped_lock lock(mutex_);
   Statistics result = statistics_;
   for (const auto& cache : caches_) {
-    if (cache->idle) continue;
-    ++result.threads;
-    result.cached_bytes += cache->foreign_bytes.load(std::memory_order_relaxed);
+    if (!cache->idle) ++result.threads;
+    cache->returned.ForEach([&](void* buffer) {
+      const Span* span = heap_.pages_.Lookup(
+          static_cast<uint64_t>(static_cast<std::byte*>(buffer) - base_));
+      result.cached_bytes += bemalloc::SmallClassBytes(span->size_class);
+    });
     for (uint32_t i = 0; i < bemalloc::kClasses; ++i)
       result.cached_bytes += cache->bins[i].count() * bemalloc::ClassBytes(i);
   }

@@ -151,8 +151,9 @@ class Bemalloc {
   uint64_t ReleaseBlocks(uint64_t max_bytes);
   std::shared_ptr<ThreadCache> NewCache();
   void ReturnCache(ThreadCache& cache);
-  void CacheForeign(ThreadCache& cache, uint64_t bytes, CachedBuffer buffer);
-  void FlushForeign(ThreadCache& cache);
+  Result<> ReturnToShard(ThreadCache& cache, const Located& found);
+  void TakeReturned(ThreadCache& cache);
+  void ReclaimReturned();
   void DisownCaches();
 
   const std::atomic<uint64_t>* region_slot(const void* inside) const {

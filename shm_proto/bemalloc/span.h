@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -80,7 +81,8 @@ class SpanList {
 struct SpanShard {
   std::array<SpanList, kSmallClasses> partial;
   bool keeps_empty = false;  // One empty span of each class stays.
-  bool idle = false;         // Nobody allocates from it: what comes free goes to everybody's shard.
+  std::atomic<bool> idle{
+      false};  // Nobody allocates from it: what comes free goes to everybody's shard.
 };
 
 // Hands out span records from slabs.

@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <memory>
 
+#include "shm_proto/bemalloc/return_list.h"
 #include "shm_proto/bemalloc/span.h"
 
 namespace sluice::bemalloc {
 
-constexpr uint32_t kMaxForeign = 64;
-constexpr uint64_t kMaxForeignBytes = 256 * kKiB;
+constexpr uint32_t kMaxReturned = 64;
 
 // What the state byte of a buffer says.
 enum BufferState : uint8_t {
@@ -58,10 +58,8 @@ struct ThreadCache : SpanShard {
   uint32_t refills = 0;
   uint32_t next_victim = 0;  // Whose limit is lowered next.
   uint32_t next_run_victim = kSmallClasses;
-  // Small buffers of other threads' spans that this one freed: they go back together.
-  std::array<CachedBuffer, kMaxForeign> foreign{};
-  std::atomic<uint32_t> foreign_count = 0;
-  std::atomic<uint64_t> foreign_bytes = 0;
+  uint32_t next_hint = 0;             // Where this thread starts to look in other threads' lists.
+  ReturnList<kMaxReturned> returned;  // Small buffers of this shard that other threads freed.
 };
 
 }  // namespace sluice::bemalloc
