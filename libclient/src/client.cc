@@ -181,7 +181,8 @@ Answer<uint32_t> Client::Connect(uint32_t channel, uint64_t token, const std::st
                                  uint16_t service) {
   std::lock_guard lock(mutex_);
   const Channel* entry = Find(channel);
-  if (link_ != Link::kUp || entry == nullptr || entry->away) {
+  if (link_ != Link::kUp || entry == nullptr || entry->state != Channel::State::kOpen ||
+      entry->away) {
     return Deny(ENOTCONN, "the daemon is away: " + last_reason_);
   }
   if (outbox_.size() >= kMaxOutboxPackets) {

@@ -227,6 +227,7 @@ void FakeDaemon::Handle(const control::Header& header, std::span<const std::byte
     case Type::kOpenChannel: {
       const auto message = As<control::OpenChannel>(packet);
       ring_entries_[message.channel] = message.ring_capacity;
+      last_channel_ = message.channel;
       control::ChannelOpened answer{};
       answer.channel = message.channel;
       return Send(answer, Type::kChannelOpened, header.request);
@@ -432,6 +433,11 @@ control::Listen FakeDaemon::WaitForListen() {
 bool FakeDaemon::WaitForMessage(Type type, size_t count) {
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, kPatience, [&] { return seen_[type] >= count; });
+}
+
+uint32_t FakeDaemon::last_channel() {
+  std::lock_guard lock(mutex_);
+  return last_channel_;
 }
 
 size_t FakeDaemon::seen(Type type) {

@@ -93,6 +93,7 @@ class FakeDaemon {
   control::Listen WaitForListen();
   bool WaitForMessage(control::Type type, size_t count = 1);  // That many were seen since Start().
   size_t seen(control::Type type);
+  uint32_t last_channel();  // The number in the last kOpenChannel.
 
   Port& OpenPort(uint32_t channel,
                  uint32_t io_thread);      // Sends the ring pair and waits until it is mapped.
@@ -140,6 +141,7 @@ class FakeDaemon {
   Fd listener_, connection_, wake_read_, wake_write_;
   bool stopping_ = false;
   uint32_t next_region_ = 1;
+  uint32_t last_channel_ = 0;
   uint64_t next_offset_ = 0;
   std::map<uint32_t, uint32_t> ring_entries_;  // By channel.
   std::map<uint32_t, std::pair<uint64_t, uint32_t>>

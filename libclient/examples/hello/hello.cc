@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// hello: `hello 7` greets whoever connects to service 7; `hello HOST:7` connects, says hello and prints the answer.
+// hello: `hello 7` greets whoever connects to service 7; `hello HOST:7` connects, says hello and
+// prints the answer.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
