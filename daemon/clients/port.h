@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "shm_proto/base/fd.h"
@@ -52,6 +53,9 @@ class Port {
   uint32_t channel() const { return channel_; }
   int doorbell() const { return doorbell_.get(); }
 
+  // A request that names memory this thread has not heard of yet, while the control thread has
+  // news.
+  std::optional<Descriptor> parked;
   // Sockets whose message found no place.
   std::vector<uint32_t> waiting_sockets;
   uint32_t sockets = 0;   // That name this port as their owner.

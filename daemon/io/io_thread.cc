@@ -104,7 +104,14 @@ bool IoThread::DrainRings(uint64_t now_ns) {
   for (size_t i = 0; i < ports_.size(); ++i) {
     Port& port = *ports_[i];
     Descriptor request;
-    for (int taken = 0; taken < kRequestsPerPortAndTurn && port.Take(request); ++taken) {
+    if (port.parked) {
+      if (mailbox_.Pending()) continue;
+      request = *std::exchange(port.parked, std::nullopt);
+      Submit(port, request);
+      busy = true;
+    }
+    for (int taken = 0; taken < kRequestsPerPortAndTurn && !port.parked && port.Take(request);
+         ++taken) {
       Submit(port, request);
       busy = true;
     }
@@ -151,6 +158,11 @@ void IoThread::SubmitSend(Port& port, const Descriptor& request) {
     return;
   }
   auto data = port.client().AcquireSend(request.region.offset, request.region.length);
+  if (!data && mailbox_.Pending()) {
+    // The client may have got this memory a moment ago, and we are about to be told of it.
+    port.parked = request;
+    return;
+  }
   if (!data) return refuse(EINVAL);
   send.data = *data;
   if (socket->engine->Send(*socket, send)) return;
