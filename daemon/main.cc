@@ -8,6 +8,7 @@
 #include "daemon/control/config_keys.h"
 #include "daemon/control/daemon.h"
 #include "daemon/control/version.h"
+#include "daemon/transport/local/local_transport.h"
 #include "daemon/transport/tcp/tcp_transport.h"
 
 namespace sluice {
@@ -17,21 +18,26 @@ namespace {
 constexpr int kCannotStart = 1;
 constexpr int kUsage = 2;
 
-Result<control::TransportOfThread> MakeTcpTransport() {
-  auto made = transport::TcpTransport::Create();
-  if (!made) return std::unexpected(made.error());
-  auto* tcp = made->get();
-  return control::TransportOfThread{
-      std::move(*made),
-      [tcp](Fd connection, const transport::QueuePairLimits& limits, void* context) {
-        return tcp->Adopt(std::move(connection), limits, context);
-      }};
+Result<io::Networks> MakeTcpNetworks() {
+  auto tcp = transport::TcpTransport::Create();
+  if (!tcp) return std::unexpected(tcp.error());
+  auto local = transport::LocalTransport::Create();
+  if (!local) return std::unexpected(local.error());
+  const auto adopt = [tcp = tcp->get()](Fd connection, const transport::QueuePairLimits& limits,
+                                        void* context) {
+    return tcp->Adopt(std::move(connection), limits, context);
+  };
+  const auto make_loop = [local = local->get()](const transport::QueuePairLimits& limits,
+                                                void* context_a, void* context_b) {
+    return local->CreatePair(limits, context_a, limits, context_b);
+  };
+  return io::Networks{std::move(*tcp), adopt, std::move(*local), make_loop};
 }
 
 int Run(const Config& config, const std::string& config_path) {
   const MonotonicClock clock;
   control::Daemon daemon(config, config_path, clock);
-  if (auto started = daemon.Start(MakeTcpTransport); !started) {
+  if (auto started = daemon.Start(MakeTcpNetworks); !started) {
     std::fprintf(stderr, "sluiced: %s\n", started.error().message.c_str());
     return kCannotStart;
   }

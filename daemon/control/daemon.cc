@@ -99,7 +99,7 @@ Daemon::~Daemon() {
   threads_.clear();  // Joins.
 }
 
-Result<> Daemon::Start(const MakeTransport& make_transport) {
+Result<> Daemon::Start(const MakeNetworks& make_networks) {
   // Before any thread is made, so that none of them takes a signal in its stead.
   if (auto started = StartSignals(); !started) return started;
   StartLog(LogSettingsOf(at_start_));
@@ -109,7 +109,7 @@ Result<> Daemon::Start(const MakeTransport& make_transport) {
   if (!lock) return std::unexpected(lock.error());
   lock_.emplace(std::move(*lock));
   if (auto started = StartPeers(); !started) return started;
-  if (auto started = StartIoThreads(make_transport); !started) return started;
+  if (auto started = StartIoThreads(make_networks); !started) return started;
   if (auto listening = peers_->Listen(); !listening) return listening;
   if (auto started = StartClients(); !started) return started;
   if (auto started = StartOperatorSurface(); !started) return started;
@@ -141,17 +141,17 @@ Result<> Daemon::StartSignals() {
   return loop_.Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
 }
 
-Result<> Daemon::StartIoThreads(const MakeTransport& make_transport) {
+Result<> Daemon::StartIoThreads(const MakeNetworks& make_networks) {
   if (auto added = loop_.Add(from_io_.fd(), EPOLLIN, [this](uint32_t) { OnIoMessages(); });
       !added) {
     return added;
   }
   for (uint32_t index = 0; index < at_start_.daemon.io_threads; ++index) {
-    auto made = make_transport();
+    auto made = make_networks();
     if (!made) return std::unexpected(made.error());
     io_.push_back(std::make_unique<io::IoThread>(
         io::IoThread::Options{index, ToLocalLimits(at_start_), ToIoConfigure(at_start_)}, clock_,
-        std::move(made->transport), std::move(made->adopt), from_io_));
+        std::move(*made), from_io_));
   }
   for (uint32_t index = 0; index < io_.size(); ++index) {
     threads_.emplace_back([thread = io_[index].get()] { thread->Run(); });

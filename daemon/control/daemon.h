@@ -26,12 +26,8 @@
 
 namespace sluice::control {
 
-// Makes the transport of one I/O thread and how it takes connections over.
-struct TransportOfThread {
-  std::unique_ptr<transport::Transport> transport;
-  io::AdoptConnection adopt;
-};
-using MakeTransport = std::function<Result<TransportOfThread>()>;
+// Makes the networks of one I/O thread.
+using MakeNetworks = std::function<Result<io::Networks>()>;
 
 // The whole daemon: makes its parts in the order in which a message meets them, runs the control
 // thread's loop, and takes the parts down again in the opposite order.
@@ -42,7 +38,7 @@ class Daemon {
   ~Daemon();
 
   // Errors say what is in the way and what to do. Nothing runs then.
-  Result<> Start(const MakeTransport& make_transport);
+  Result<> Start(const MakeNetworks& make_networks);
   // Until SIGTERM, SIGINT or the drain verb, and then until everything in flight is over or
   // daemon.drain_timeout_ms has passed. The process's exit code.
   int Run();
@@ -50,7 +46,7 @@ class Daemon {
  private:
   // daemon.cc
   Result<> StartSignals();
-  Result<> StartIoThreads(const MakeTransport& make_transport);
+  Result<> StartIoThreads(const MakeNetworks& make_networks);
   Result<> StartPeers();
   Result<> StartClients();
   Result<> StartOperatorSurface();

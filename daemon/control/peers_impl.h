@@ -111,9 +111,8 @@ class PeersImpl {
   void OnWaiterTimeout(const Target::Key& key, uint64_t id);
   void EndTarget(Target& target, const Result<PeerRef>& answer);  // Destroys it.
   bool MakeRoomForTarget();
-  // What a daemon that looks for itself gets. A local transport would answer with itself as a peer
-  // here, and only here.
-  Result<PeerRef> SelfAnswer(const HostPort& where) const;
+  // What a daemon that looks for itself gets: a peer inside it, made when first asked for.
+  Result<PeerRef> SelfAnswer(const HostPort& where);
 
   // peers_accept.cc
   Result<> Listen();
@@ -138,6 +137,7 @@ class PeersImpl {
   bool stopped = false;
   uint64_t arrivals = 0;  // Orders accepted connections and paths; see PeerPath.
   PeerId next_peer = 1;
+  std::optional<PeerRef> self;
   uint32_t next_io_thread = 0;
   uint32_t next_lane = 0;
 

@@ -106,8 +106,7 @@ void PeersImpl::EndTarget(Target& target, const Result<PeerRef>& answer) {
   const std::unique_ptr<Target> ended = std::move(targets.at(key));
   targets.erase(key);  // Before anybody is told, who may ask for the same again.
   ended->dial.Stop();
-  if (answer) {
-    const auto peer = peers.find(answer->peer);
+  if (const auto peer = answer ? peers.find(answer->peer) : peers.end(); peer != peers.end()) {
     peer->second->wanted_until_ns = std::max(peer->second->wanted_until_ns, ended->wanted_until_ns);
     if (by_name.contains(key) || by_name.size() < settings.max_peers) by_name[key] = answer->peer;
     Redial(*peer->second);
@@ -115,10 +114,13 @@ void PeersImpl::EndTarget(Target& target, const Result<PeerRef>& answer) {
   AnswerWaiters(*ended, answer);
 }
 
-Result<PeerRef> PeersImpl::SelfAnswer(const HostPort& where) const {
-  return Fail(
-      ErrorCode::kInvalid,
-      where.Text() + " is this daemon itself; connections within one daemon are not supported yet");
+Result<PeerRef> PeersImpl::SelfAnswer(const HostPort& where) {
+  if (!self) {
+    self = PeerRef{next_peer, 0};
+    next_peer += 2;
+    Tell(0, io::LinkSelf{self->peer, self->peer + 1, where.Text(), random.Next() | 1});
+  }
+  return *self;
 }
 
 bool Target::OnResolved(const std::vector<SocketAddress>& addresses) {

@@ -51,6 +51,7 @@ struct Node {
   }
 
   void Told(uint32_t thread, io::ToIo message) {
+    if (std::holds_alternative<io::LinkSelf>(message)) ++links;
     if (auto* add = std::get_if<io::AddPeer>(&message)) {
       EXPECT_FALSE(threads.contains(add->peer)) << "a peer is added once";
       threads[add->peer] = thread;
@@ -81,6 +82,7 @@ struct Node {
   SeededRandom random;
   std::map<PeerId, uint32_t> threads;
   std::vector<io::PathUp> paths;
+  int links = 0;  // LinkSelf.
   std::vector<io::PathFailed> failures;
   std::optional<Peers> peers;
 };
@@ -516,14 +518,15 @@ TEST_F(PeersTest, AnAddressOutsideTheAllowedNetworksIsRefusedBeforeAnythingIsRea
   EXPECT_EQ(b->peers->counters().dials, 0u);
 }
 
-TEST_F(PeersTest, ADaemonThatLooksForItselfIsToldSo) {
+TEST_F(PeersTest, ADaemonThatLooksForItselfBecomesAPeerInsideItself) {
   auto a = Start(Settings(1));
   const auto ref = Ask(*a, "127.0.0.1", a->peers->listen_port());
-  ASSERT_FALSE(ref);
-  EXPECT_EQ(ref.error().code, ErrorCode::kInvalid);
-  EXPECT_THAT(ref.error().message, HasSubstr("itself"));
-  EXPECT_TRUE(a->threads.empty());
-  EXPECT_TRUE(a->peers->Snapshot().empty());
+  ASSERT_TRUE(ref) << ref.error().message;
+  const auto again = Ask(*a, "127.0.0.1", a->peers->listen_port());
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(again->peer, ref->peer) << "one pair of engines serves all";
+  EXPECT_EQ(a->links, 1);
+  EXPECT_TRUE(a->paths.empty()) << "no connection carries it";
 }
 
 TEST_F(PeersTest, ANameThatDoesNotExistIsNotFound) {

@@ -169,6 +169,25 @@ void IoThread::Handle(AddPeer& message, uint64_t) {
                                                     *this, limits_, settings_.tunables);
 }
 
+void IoThread::Handle(LinkSelf& message, uint64_t now_ns) {
+  AddPeer dialer{message.dialer, message.name}, listener{message.listener, message.name};
+  Handle(dialer, now_ns);
+  Handle(listener, now_ns);
+  Engine& from = *FindEngine(message.dialer);
+  Engine& to = *FindEngine(message.listener);
+  SessionParameters session;
+  session.session = message.session;
+  session.path_epoch = 1;
+  session.peer_receive_depth = limits_.receive_depth;
+  session.peer_receive_bytes = limits_.receive_bytes;
+  session.peer_message_window = limits_.message_window;
+  session.peer_name = message.name;
+  auto [pair_from, pair_to] = networks_.make_loop(
+      {limits_.send_queue_depth, limits_.receive_depth, limits_.receive_bytes}, &from, &to);
+  from.OnPathUp(std::move(pair_from), session, now_ns);
+  to.OnPathUp(std::move(pair_to), session, now_ns);
+}
+
 void IoThread::Handle(PathUp& message, uint64_t now_ns) {
   Engine* engine = FindEngine(message.peer);
   if (engine == nullptr) return;
@@ -179,7 +198,7 @@ void IoThread::Handle(PathUp& message, uint64_t now_ns) {
   };
   const transport::QueuePairLimits limits{limits_.send_queue_depth, limits_.receive_depth,
                                           limits_.receive_bytes};
-  auto queue_pair = adopt_(std::move(message.connection), limits, engine);
+  auto queue_pair = networks_.adopt(std::move(message.connection), limits, engine);
   if (!queue_pair) return refuse(false, queue_pair.error().message);
   if (!engine->OnPathUp(std::move(*queue_pair), message.session, now_ns)) {
     refuse(true, "the session it would resume is over");

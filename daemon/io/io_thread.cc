@@ -39,8 +39,7 @@ Descriptor Result(CompletionOp op, const Socket& socket, uint64_t token, Outcome
 
 }  // namespace
 
-IoThread::IoThread(const Options& options, const Clock& clock,
-                   std::unique_ptr<transport::Transport> transport, AdoptConnection adopt,
+IoThread::IoThread(const Options& options, const Clock& clock, Networks networks,
                    Mailbox<FromIo>& control)
     : index_(options.index),
       limits_(options.limits),
@@ -48,11 +47,10 @@ IoThread::IoThread(const Options& options, const Clock& clock,
       clock_(clock),
       control_(control),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      transport_(std::move(transport)),
-      adopt_(std::move(adopt)),
+      networks_(std::move(networks)),
       completions_(kCompletionsPerTurn) {
   SLUICE_CHECK(epoll_.valid(), "an I/O thread is made at start, when descriptors are there");
-  Watch(transport_->fd(), kTransportTag);
+  Watch(networks_.wire->fd(), kTransportTag);
   Watch(mailbox_.fd(), kMailboxTag);
 }
 
@@ -77,7 +75,8 @@ void IoThread::Run() {
 bool IoThread::PollOnce(uint64_t now_ns) {
   now_ns_ = now_ns;
   loops_.store(loops_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  bool busy = PollCompletions(now_ns);
+  bool busy = PollCompletions(*networks_.wire, now_ns);
+  busy |= PollCompletions(*networks_.loop, now_ns);
   busy |= DrainRings(now_ns);
   RetryStalled();
   for (auto& [peer, engine] : engines_) busy |= engine->Flush(now_ns, !busy);
@@ -88,8 +87,8 @@ bool IoThread::PollOnce(uint64_t now_ns) {
   return busy;
 }
 
-bool IoThread::PollCompletions(uint64_t now_ns) {
-  const size_t count = transport_->Poll(completions_, now_ns);
+bool IoThread::PollCompletions(transport::Transport& transport, uint64_t now_ns) {
+  const size_t count = transport.Poll(completions_, now_ns);
   for (size_t i = 0; i < count; ++i) {
     static_cast<Engine*>(completions_[i].context)->OnCompletion(completions_[i], now_ns);
   }
@@ -354,11 +353,11 @@ void IoThread::Watch(int fd, uint64_t tag) {
 // Arm, look once more, then sleep: whoever has something for us either sees that we sleep, or we
 // see what it has.
 void IoThread::Sleep(uint64_t now_ns) {
-  bool may_sleep = transport_->Arm() && !mailbox_.Pending();
+  bool may_sleep = networks_.wire->Arm() && networks_.loop->Arm() && !mailbox_.Pending();
   for (Port* port : ports_) may_sleep &= port->Arm();
   if (may_sleep) {
     uint64_t wake_ns = now_ns + (stopping_ ? kNsPerMs : kLongestSleepNs);
-    wake_ns = std::min(wake_ns, transport_->NextPollNs(now_ns));
+    wake_ns = std::min(wake_ns, networks_.wire->NextPollNs(now_ns));
     for (auto& [peer, engine] : engines_) wake_ns = std::min(wake_ns, engine->NextDeadlineNs());
     timespec timeout{};
     if (wake_ns > now_ns) {

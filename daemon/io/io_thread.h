@@ -22,6 +22,19 @@ namespace sluice::io {
 using AdoptConnection = std::function<Result<std::unique_ptr<transport::QueuePair>>(
     Fd connection, const transport::QueuePairLimits& limits, void* context)>;
 
+// A queue pair and its peer inside one thread.
+using MakeLoop = std::function<
+    std::pair<std::unique_ptr<transport::QueuePair>, std::unique_ptr<transport::QueuePair>>(
+        const transport::QueuePairLimits& limits, void* context_a, void* context_b)>;
+
+// The networks of one thread: the one that reaches other hosts, and the one inside this host.
+struct Networks {
+  std::unique_ptr<transport::Transport> wire;
+  AdoptConnection adopt;
+  std::unique_ptr<transport::Transport> loop;
+  MakeLoop make_loop;
+};
+
 // One I/O thread: its transport, its engines, its ports, its timers. The only place where clients,
 // scheduler, engine and transport meet; read PollOnce() first.
 // Thread: itself, except mailbox().Post() and progress(). Owns its transport, engines, client
@@ -34,9 +47,7 @@ class IoThread final : public EngineHost {
     Configure settings;
   };
 
-  IoThread(const Options& options, const Clock& clock,
-           std::unique_ptr<transport::Transport> transport, AdoptConnection adopt,
-           Mailbox<FromIo>& control);
+  IoThread(const Options& options, const Clock& clock, Networks networks, Mailbox<FromIo>& control);
   ~IoThread() override;
 
   // Until a Stop message is carried out.
@@ -63,7 +74,7 @@ class IoThread final : public EngineHost {
 
  private:
   // io_thread.cc: the loop.
-  bool PollCompletions(uint64_t now_ns);
+  bool PollCompletions(transport::Transport& transport, uint64_t now_ns);
   bool DrainRings(uint64_t now_ns);
   void Submit(Port& port, const Descriptor& request);
   void SubmitSend(Port& port, const Descriptor& request);
@@ -85,6 +96,7 @@ class IoThread final : public EngineHost {
   void Handle(RemovePort& message, uint64_t now_ns);
   void Handle(RemoveClient& message, uint64_t now_ns);
   void Handle(AddPeer& message, uint64_t now_ns);
+  void Handle(LinkSelf& message, uint64_t now_ns);
   void Handle(PathUp& message, uint64_t now_ns);
   void Handle(PathFailed& message, uint64_t now_ns);
   void Handle(OpenSocket& message, uint64_t now_ns);
@@ -113,10 +125,9 @@ class IoThread final : public EngineHost {
   SocketTable sockets_;
   std::map<ClientId, std::unique_ptr<ClientView>> clients_;
   std::vector<Port*> ports_;  // All of all clients that may be polled.
-  std::unique_ptr<transport::Transport> transport_;
-  AdoptConnection adopt_;
+  Networks networks_;
   std::map<PeerId, std::unique_ptr<Engine>>
-      engines_;  // After transport_: their queue pairs go first.
+      engines_;  // After networks_: their queue pairs go first.
   std::vector<transport::Completion> completions_;
 
   uint64_t now_ns_ = 0;

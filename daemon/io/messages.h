@@ -81,6 +81,15 @@ struct AddPeer {
   std::string name;  // For display: "host:port".
 };
 
+// Applications of this very host connect to each other: two engines joined inside the thread, with
+// one copy and no network.
+struct LinkSelf {
+  PeerId dialer;
+  PeerId listener;
+  std::string name;
+  uint64_t session;
+};
+
 // A connection to the peer finished its handshake.
 struct PathUp {
   PeerId peer;
@@ -143,8 +152,8 @@ struct Query {
 };
 
 using ToIo = std::variant<AddClient, AddExtent, RemoveExtent, AddReceiveBlocks, AddPort, RemovePort,
-                          RemoveClient, AddPeer, PathUp, PathFailed, OpenSocket, AcceptSocket,
-                          RefuseSocket, Configure, Stop, Query>;
+                          RemoveClient, AddPeer, LinkSelf, PathUp, PathFailed, OpenSocket,
+                          AcceptSocket, RefuseSocket, Configure, Stop, Query>;
 
 // --- I/O thread -> control thread
 // ---------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ TEST_F(Messages, TheLargestArrivesAndALargerOneIsRefused) {
   ASSERT_GE(largest, size_t{1} << 20);
   ASSERT_EQ(client.Send(pair.from, 3, largest), 0) << sluice_error_text();
   EXPECT_TRUE(server.Receive(pair.to, 3, largest));
+  EXPECT_TRUE(client.WaitAllSent()) << "the buffer is free again after that";
   EXPECT_LT(client.Send(pair.from, 5, largest + 1), 0);
   EXPECT_TRUE(Exchange(client, server, pair));
 }
