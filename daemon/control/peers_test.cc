@@ -51,7 +51,6 @@ struct Node {
   }
 
   void Told(uint32_t thread, io::ToIo message) {
-    if (std::holds_alternative<io::LinkSelf>(message)) ++links;
     if (auto* add = std::get_if<io::AddPeer>(&message)) {
       EXPECT_FALSE(threads.contains(add->peer)) << "a peer is added once";
       threads[add->peer] = thread;
@@ -61,6 +60,8 @@ struct Node {
     } else if (auto* failed = std::get_if<io::PathFailed>(&message)) {
       EXPECT_EQ(threads.at(failed->peer), thread);
       failures.push_back(std::move(*failed));
+    } else if (std::holds_alternative<io::LinkSelf>(message)) {
+      ++links;
     } else {
       ADD_FAILURE() << "nothing else comes from Peers";
     }
