@@ -2,9 +2,15 @@
 #include "daemon/memory/headroom.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
+#include <vector>
+
+#include "daemon/memory/shared_memory.h"
 
 namespace sluice::memory {
 namespace {
@@ -103,6 +109,51 @@ TEST_F(HeadroomTest, ARefusalNamesTheLimit) {
   EXPECT_EQ(refused.error().code, ErrorCode::kNoMemory);
   EXPECT_NE(refused.error().message.find("/a/memory.max"), std::string::npos)
       << refused.error().message;
+}
+
+// The memory hierarchy's mount on this machine, and its files' names.
+struct Controller {
+  std::string root, limit_file;
+};
+std::optional<Controller> FindController() {
+  if (fs::exists("/sys/fs/cgroup/memory/memory.limit_in_bytes")) {
+    return Controller{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"};
+  }
+  std::ifstream enabled("/sys/fs/cgroup/cgroup.subtree_control");
+  for (std::string name; enabled >> name;) {
+    if (name == "memory") return Controller{"/sys/fs/cgroup", "memory.max"};
+  }
+  return std::nullopt;
+}
+
+TEST(Headroom, ASmallCgroupEndsGrowthWithAnErrorInsteadOfAKill) {
+  const auto controller = FindController();
+  if (!controller) GTEST_SKIP() << "no memory controller is mounted here";
+  const fs::path group = controller->root + "/sluice-headroom-" + std::to_string(getpid());
+  std::error_code error;
+  if (!fs::create_directory(group, error))
+    GTEST_SKIP() << "cannot make " << group << ": " << error.message();
+  constexpr uint64_t kLimitBytes = 64ull << 20;
+  std::ofstream(group / controller->limit_file) << kLimitBytes;
+
+  const pid_t child = fork();
+  if (child == 0) {
+    std::ofstream(group / "cgroup.procs") << getpid() << std::flush;
+    const Headroom headroom("", 8ull << 20);
+    std::vector<SharedMemory> extents;
+    while (extents.size() < 32 && headroom.Check(4ull << 20)) {
+      auto memory = SharedMemory::Create("test", 4ull << 20, nullptr);
+      if (!memory) _exit(2);
+      extents.push_back(std::move(*memory));
+    }
+    _exit(extents.empty() ? 3 : extents.size() < 16 ? 0 : 4);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  fs::remove(group, error);
+  ASSERT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0)
+      << "2: a failed allocation, 3: nothing was allowed, 4: more than the limit";
 }
 
 TEST(Headroom, ThisMachineHasSome) { EXPECT_GT(Headroom().AvailableBytes(), 0u); }
