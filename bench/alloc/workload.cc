@@ -55,6 +55,7 @@ struct Settings {
   std::string system = "malloc", workload = "small";
   unsigned threads = 1;
   uint64_t operations = 200'000;  // Of each thread, measured.
+  double max_cpu_s = 2;           // Warm-up and measurement each end then at the latest.
 };
 
 struct Workload {
@@ -91,6 +92,12 @@ Workload Named(const std::string& name) {
   if (name == "training") return {4'000, DrawTraining};
   std::fprintf(stderr, "unknown workload '%s'\n", name.c_str());
   std::exit(2);
+}
+
+double CpuSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
 // Buffers that one thread allocated and the next one frees.
@@ -143,10 +150,12 @@ struct Runner {
     for (void*& buffer : live) buffer = AllocateAndWrite<Allocator>(sizes[next_size++ % kSizes]);
   }
 
-  // Replaces random buffers; every tenth goes to `out` and is freed by its reader.
-  void Run(uint64_t operations, Mailbox* in, Mailbox* out) {
+  // Replaces random buffers; every tenth goes to `out` and is freed by its reader. Returns how many
+  // it did before the process had used its CPU time up.
+  uint64_t Run(uint64_t operations, double cpu_deadline_s, Mailbox* in, Mailbox* out) {
     uint64_t state = random();
     for (uint64_t i = 0; i < operations; ++i) {
+      if (i % 64 == 0 && CpuSeconds() > cpu_deadline_s) return i;
       state = state * 6364136223846793005u + 1442695040888963407u;
       void*& buffer = live[(state >> 33) % live.size()];
       const bool away = out != nullptr && (state >> 20) % 10 == 0;
@@ -156,14 +165,20 @@ struct Runner {
       }
       buffer = AllocateAndWrite<Allocator>(sizes[next_size++ % kSizes]);
     }
+    return operations;
+  }
+
+  // Grows or shrinks to `count` live buffers.
+  void Resize(size_t count) {
+    while (live.size() > count) {
+      std::swap(live[random() % live.size()], live.back());
+      Allocator::Free(live.back());
+      live.pop_back();
+    }
+    while (live.size() < count)
+      live.push_back(AllocateAndWrite<Allocator>(sizes[next_size++ % kSizes]));
   }
 };
-
-double CpuSeconds() {
-  timespec now;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
-}
 
 // What the kernel says the process held at most, in MiB. A populated pool is all resident, so this
 // is pinned and resident.
@@ -192,6 +207,7 @@ void RunThreads(const Settings& settings) {
     if (pool != nullptr) acquisitions_before = pool->allocator.statistics().acquisitions;
   });
   double cpu = 0, seconds = 0;
+  std::atomic<uint64_t> done = 0;
   std::barrier stop(static_cast<std::ptrdiff_t>(settings.threads), [&]() noexcept {
     cpu = CpuSeconds() - cpu_before;
     seconds = wall() - wall_before;
@@ -203,15 +219,15 @@ void RunThreads(const Settings& settings) {
       Mailbox* in = settings.threads > 1 ? &mailboxes[i] : nullptr;
       Mailbox* out = settings.threads > 1 ? &mailboxes[(i + 1) % settings.threads] : nullptr;
       runner.Fill();
-      runner.Run(settings.operations, in, out);  // Warm-up.
+      runner.Run(settings.operations, CpuSeconds() + settings.max_cpu_s, in, out);  // Warm-up.
       start.arrive_and_wait();
-      runner.Run(settings.operations, in, out);
+      done += runner.Run(settings.operations, cpu_before + settings.max_cpu_s, in, out);
       stop.arrive_and_wait();
     });
   }
   for (std::thread& thread : threads) thread.join();
   // One operation is an allocation or a free.
-  const double operations = 2.0 * static_cast<double>(settings.operations) * settings.threads;
+  const double operations = 2.0 * static_cast<double>(done);
   std::printf("{\"mops_per_cpu_s\": %.4f, \"wall_s\": %.3f, \"cpu_s\": %.3f, \"peak_mib\": %.1f",
               operations / cpu / 1e6, seconds, cpu, PeakMiB());
   if (pool != nullptr) {
@@ -235,6 +251,47 @@ void RunPairs(uint64_t operations) {
   std::printf("{}\n");
 }
 
+// The registered footprint of a parameter server's clients: they come up, run, and after a minute
+// four fifths of the load goes away. One tick is one second of the allocator's time; a sample is
+// [second, registered MiB, live MiB].
+void RunServer(unsigned threads) {
+  constexpr unsigned kTicks = 150, kFall = 60, kFull = 2'000, kLow = 400, kRampTicks = 5,
+                     kReplaced = 500;
+  std::vector<Runner<Ours>> runners;
+  for (unsigned i = 0; i < threads; ++i) runners.emplace_back(Workload{0, DrawTraining}, i + 1);
+  uint64_t registrations_warm = 0, registrations = 0;
+  double ratio = 0;
+  std::printf("{\"samples\": [");
+  std::barrier tick_done(static_cast<std::ptrdiff_t>(threads), [&, tick = 0u]() mutable noexcept {
+    pool->allocator.Maintain((tick + 1) * 1'000'000'000ull);
+    const Bemalloc::Statistics now = pool->allocator.statistics();
+    std::printf("%s[%u, %.1f, %.1f]", tick > 0 ? ", " : "", tick,
+                static_cast<double>(now.block_bytes) / kMiB,
+                static_cast<double>(now.live_bytes) / kMiB);
+    if (tick == 2 * kRampTicks) registrations_warm = now.acquisitions;
+    if (tick == kFall - 1) registrations = now.acquisitions - registrations_warm;
+    if (tick == kFall + 60)
+      ratio = static_cast<double>(now.block_bytes) / static_cast<double>(now.live_bytes);
+    ++tick;
+  });
+  std::vector<std::thread> workers;
+  for (Runner<Ours>& runner : runners) {
+    workers.emplace_back([&] {
+      for (unsigned tick = 0; tick < kTicks; ++tick) {
+        runner.Resize(tick < kFall ? std::min(kFull, kFull * (tick + 1) / kRampTicks) : kLow);
+        runner.Run(kReplaced, 1e9, nullptr, nullptr);
+        tick_done.arrive_and_wait();
+      }
+    });
+  }
+  for (std::thread& worker : workers) worker.join();
+  std::printf(
+      "], \"registrations_per_s\": %.4f, \"pinned_over_live_after_fall\": %.3f, "
+      "\"registration_ms\": %.3f}\n",
+      static_cast<double>(registrations) / (kFall - 1 - 2 * kRampTicks), ratio,
+      static_cast<double>(pool->allocator.statistics().acquire_ns) / 1e6);
+}
+
 template <typename Allocator>
 void Run(const Settings& settings) {
   if (settings.workload == "pairs") {
@@ -251,10 +308,15 @@ int Main(int argc, char** argv) {
     if (key == "--system") settings.system = value;
     if (key == "--workload") settings.workload = value;
     if (key == "--threads") settings.threads = static_cast<unsigned>(std::stoul(value));
+    if (key == "--max-cpu-s") settings.max_cpu_s = std::stod(value);
     if (key == "--operations") settings.operations = std::stoull(value);
   }
   if (settings.system == "bemalloc") {
     pool = new Pool;
+    if (settings.workload == "server") {
+      RunServer(settings.threads);
+      return 0;
+    }
     Run<Ours>(settings);
   } else {
     Run<System>(settings);
