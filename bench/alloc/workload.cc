@@ -255,8 +255,8 @@ void RunPairs(uint64_t operations) {
 // four fifths of the load goes away. One tick is one second of the allocator's time; a sample is
 // [second, registered MiB, live MiB].
 void RunServer(unsigned threads) {
-  constexpr unsigned kTicks = 150, kFall = 60, kFull = 2'000, kLow = 400, kRampTicks = 5,
-                     kReplaced = 500;
+  constexpr unsigned kTicks = 180, kWarm = 30, kFall = 90, kFull = 6'000, kLow = 1'200,
+                     kRampTicks = 5, kReplaced = 2'000;
   std::vector<Runner<Ours>> runners;
   for (unsigned i = 0; i < threads; ++i) runners.emplace_back(Workload{0, DrawTraining}, i + 1);
   uint64_t registrations_warm = 0, registrations = 0;
@@ -268,7 +268,7 @@ void RunServer(unsigned threads) {
     std::printf("%s[%u, %.1f, %.1f]", tick > 0 ? ", " : "", tick,
                 static_cast<double>(now.block_bytes) / kMiB,
                 static_cast<double>(now.live_bytes) / kMiB);
-    if (tick == 2 * kRampTicks) registrations_warm = now.acquisitions;
+    if (tick == kWarm) registrations_warm = now.acquisitions;
     if (tick == kFall - 1) registrations = now.acquisitions - registrations_warm;
     if (tick == kFall + 60)
       ratio = static_cast<double>(now.block_bytes) / static_cast<double>(now.live_bytes);
@@ -288,7 +288,7 @@ void RunServer(unsigned threads) {
   std::printf(
       "], \"registrations_per_s\": %.4f, \"pinned_over_live_after_fall\": %.3f, "
       "\"registration_ms\": %.3f}\n",
-      static_cast<double>(registrations) / (kFall - 1 - 2 * kRampTicks), ratio,
+      static_cast<double>(registrations) / (kFall - 1 - kWarm), ratio,
       static_cast<double>(pool->allocator.statistics().acquire_ns) / 1e6);
 }
 

@@ -142,7 +142,9 @@ Bemalloc::Bemalloc(void* base, uint64_t reserve_bytes, BlockSource& source, cons
       fork_generation_(fork_generation.load(std::memory_order_relaxed)),
       regions_(new std::atomic<uint64_t>[reserve_bytes_ / kBlockBytes]()),
       block_used_(new std::atomic<bool>[reserve_bytes_ / kBlockBytes]()),
-      heap_(reserve_bytes_) {
+      heap_(reserve_bytes_),
+      small_cache_bytes_(options.small_cache_bytes),
+      run_cache_bytes_(options.run_cache_bytes) {
   SLUICE_CHECK(reinterpret_cast<uintptr_t>(base) % kPageBytes == 0, "a pool starts on a page");
   map_ = heap_.pages_.map();
 }
@@ -183,12 +185,22 @@ Result<> Bemalloc::CheckOpen() const {
 // The calling thread's cache; null while the thread is ending.
 Result<bemalloc::ThreadCache*> Bemalloc::Cache() {
   if (Result<> open = CheckOpen(); !open) return std::unexpected(open.error());
-  if (bemalloc::t_cache->owner.load(std::memory_order_relaxed) == this) return bemalloc::t_cache;
-  if (ThreadCaches::gone()) return nullptr;
-  ThreadCaches& mine = ThreadCaches::Mine();
-  ThreadCache* cache = mine.Find(number_);
-  if (cache == nullptr) cache = mine.Add(number_, this);
-  return bemalloc::t_cache = cache;
+  ThreadCache* cache = bemalloc::t_cache;
+  if (cache->owner.load(std::memory_order_relaxed) != this) {
+    if (ThreadCaches::gone()) return nullptr;
+    ThreadCaches& mine = ThreadCaches::Mine();
+    cache = mine.Find(number_);
+    if (cache == nullptr) cache = mine.Add(number_, this);
+    bemalloc::t_cache = cache;
+  }
+  if (const uint32_t epoch = flush_epoch_.load(std::memory_order_relaxed);
+      cache->flush_epoch != epoch) {
+    cache->flush_epoch = epoch;
+    FlushAll(*cache);
+    for (uint32_t i = 0; i < kSmallClasses; ++i) cache->bins[i].end = cache->bins[i].begin;
+    cache->limit_bytes = 0;
+  }
+  return cache;
 }
 
 // A cache that no thread has, or a new one.
@@ -244,6 +256,10 @@ Result<> Bemalloc::TakeOrGrow(uint64_t bytes, Take take) {
   {
     const std::scoped_lock lock(mutex_);
     ReclaimReturned();
+    if (heap_.Unpark()) {
+      small_cache_bytes_.store(options_.small_cache_bytes, std::memory_order_relaxed);
+      run_cache_bytes_.store(options_.run_cache_bytes, std::memory_order_relaxed);
+    }
     if (take()) return {};  // Or another thread grew the pool meanwhile.
   }
   const uint64_t before_ns = MonotonicClock().NowNs();
@@ -397,12 +413,13 @@ Result<> Bemalloc::DeallocateSlow(void* buffer) {
     return Fail(ErrorCode::kInvalid,
                 Describe(buffer, "free") + "no buffer is there; it was freed already");
   }
-  if (*cache == nullptr || found->size_class == bemalloc::kUncached) {
+  const bemalloc::SpanShard* shard = map_[found->start >> kPageShift]->shard();
+  if (*cache == nullptr || found->size_class == bemalloc::kUncached || shard == &heap_.parked_) {
     const std::scoped_lock lock(mutex_);
     return heap_.Free(found->start);
   }
   const CachedBuffer item{static_cast<std::byte*>(buffer), found->state};
-  if (found->size_class < kSmallClasses && map_[found->start >> kPageShift]->shard() != *cache) {
+  if (found->size_class < kSmallClasses && shard != *cache) {
     return ReturnToShard(**cache, *found);
   }
   if (found->size_class < kSmallClasses) {
@@ -427,7 +444,8 @@ void Bemalloc::CacheSmall(ThreadCache& cache, uint32_t size_class, CachedBuffer 
 Result<> Bemalloc::ReturnToShard(ThreadCache& cache, const Located& found) {
   auto* shard = map_[found.start >> kPageShift]->shard();
   // Every shard but the heap's own is a thread's cache, and lives as long as we do.
-  if (shard != &heap_.shared_ && !shard->idle.load(std::memory_order_relaxed) &&
+  if (shard != &heap_.shared_ && shard != &heap_.parked_ &&
+      !shard->idle.load(std::memory_order_relaxed) &&
       static_cast<ThreadCache*>(shard)->returned.Put(base_ + found.start, cache.next_hint++)) {
     return {};
   }
@@ -484,7 +502,7 @@ void Bemalloc::CacheRun(ThreadCache& cache, uint32_t size_class, CachedBuffer bu
   *bin.Top() = buffer;
   bin.SetTop(bin.Top() + 1);
   run_bytes += bemalloc::ClassBytes(size_class);
-  while (run_bytes > options_.run_cache_bytes) {
+  while (run_bytes > run_cache_bytes_.load(std::memory_order_relaxed)) {
     CacheBin& victim = cache.bins[cache.next_run_victim];
     run_bytes -= victim.count() * bemalloc::ClassBytes(cache.next_run_victim);
     Flush(victim, victim.count());
@@ -506,7 +524,7 @@ bool Bemalloc::RaiseLimit(ThreadCache& cache, uint32_t size_class, bool steal) {
   const uint64_t slot_bytes = bemalloc::SmallClassBytes(size_class);
   const uint32_t more = std::min(most - bin.limit(), std::max(bin.limit() / 2, 1u));
   if (more == 0) return false;
-  if (cache.limit_bytes + more * slot_bytes > options_.small_cache_bytes) {
+  if (cache.limit_bytes + more * slot_bytes > small_cache_bytes_.load(std::memory_order_relaxed)) {
     if (!steal) return false;
     uint64_t lowered = 0;
     for (uint32_t tries = 0; tries < kSmallClasses && lowered < more * slot_bytes; ++tries) {
@@ -609,8 +627,25 @@ void Bemalloc::Maintain(uint64_t now_ns) {
     heap_.ReleaseKeptSpans();
     // What stayed empty over a whole window was needed by nobody in it.
     surplus = heap_.pages_.TakeLeastEmpty() * kBlockBytes;
+    const uint64_t live_bytes = heap_.live_bytes() - std::min(heap_.live_bytes(), CachedBytes());
+    const uint64_t needed_bytes = std::max(live_bytes,
+                                           std::exchange(window_live_bytes_, live_bytes));
+    const uint64_t held_bytes = heap_.block_bytes() - heap_.pages_.empty_blocks() * kBlockBytes;
+    if (held_bytes > needed_bytes + needed_bytes / 4 + options_.spare_bytes) Shrink(needed_bytes);
   }
   if (surplus > options_.spare_bytes) ReleaseBlocks(surplus - options_.spare_bytes);
+}
+
+// More blocks are in use than the live buffers would need: the emptiest are closed until they are
+// empty, and threads keep no more than an eighth of what lives. With the lock held.
+void Bemalloc::Shrink(uint64_t live_bytes) {
+  if (!heap_.ParkSparseBlocks(live_bytes + live_bytes / 5)) return;
+  const uint64_t each_bytes = std::max<uint64_t>(
+      live_bytes / 64 / std::max<uint64_t>(caches_.size(), 1), kMaxBinBytes);
+  small_cache_bytes_.store(std::min(each_bytes, options_.small_cache_bytes),
+                           std::memory_order_relaxed);
+  run_cache_bytes_.store(std::min(each_bytes, options_.run_cache_bytes), std::memory_order_relaxed);
+  flush_epoch_.fetch_add(1, std::memory_order_relaxed);
 }
 
 uint64_t Bemalloc::Trim() {
@@ -624,20 +659,26 @@ uint64_t Bemalloc::Trim() {
   return ReleaseBlocks(~uint64_t{0});
 }
 
+// In threads' caches and on the way to them; a little off while they move. With the lock held.
+uint64_t Bemalloc::CachedBytes() const {
+  uint64_t bytes = 0;
+  for (const auto& cache : caches_) {
+    cache->returned.ForEach([&](void* buffer) {
+      const auto offset = static_cast<uint64_t>(static_cast<std::byte*>(buffer) - base_);
+      bytes += bemalloc::SmallClassBytes(heap_.pages_.Lookup(offset)->size_class);
+    });
+    for (uint32_t i = 0; i < bemalloc::kClasses; ++i)
+      bytes += cache->bins[i].count() * bemalloc::ClassBytes(i);
+  }
+  return bytes;
+}
+
 Bemalloc::Statistics Bemalloc::statistics() const {
   const std::scoped_lock lock(mutex_);
   Statistics result = statistics_;
-  for (const auto& cache : caches_) {
-    if (!cache->idle) ++result.threads;
-    cache->returned.ForEach([&](void* buffer) {
-      const Span* span = heap_.pages_.Lookup(
-          static_cast<uint64_t>(static_cast<std::byte*>(buffer) - base_));
-      result.cached_bytes += bemalloc::SmallClassBytes(span->size_class);
-    });
-    for (uint32_t i = 0; i < bemalloc::kClasses; ++i)
-      result.cached_bytes += cache->bins[i].count() * bemalloc::ClassBytes(i);
-  }
-  // The counts move while they are read, so the sum can be a little more than there is.
+  result.threads = static_cast<uint32_t>(
+      std::ranges::count_if(caches_, [](const auto& cache) { return !cache->idle; }));
+  result.cached_bytes = CachedBytes();
   result.live_bytes = heap_.live_bytes() - std::min(heap_.live_bytes(), result.cached_bytes);
   result.block_bytes = heap_.block_bytes();
   return result;

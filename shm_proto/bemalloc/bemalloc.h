@@ -154,6 +154,8 @@ class Bemalloc {
   Result<> ReturnToShard(ThreadCache& cache, const Located& found);
   void TakeReturned(ThreadCache& cache);
   void ReclaimReturned();
+  void Shrink(uint64_t live_bytes);
+  uint64_t CachedBytes() const;
   void DisownCaches();
 
   const std::atomic<uint64_t>* region_slot(const void* inside) const {
@@ -182,6 +184,13 @@ class Bemalloc {
   std::vector<std::shared_ptr<ThreadCache>> caches_;  // A thread that has one shares it.
   Statistics statistics_;
   uint64_t window_start_ns_ = 0;
+  uint64_t window_live_bytes_ = 0;  // At its end, the last time.
+
+  // Lower while the pool shrinks after its load fell; a change of the epoch empties every thread's
+  // cache.
+  std::atomic<uint64_t> small_cache_bytes_;
+  std::atomic<uint64_t> run_cache_bytes_;
+  std::atomic<uint32_t> flush_epoch_{0};
 };
 
 namespace bemalloc {

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -216,6 +217,36 @@ TEST(Bemalloc, GivesBlocksBackOnlyAfterAQuietTime) {
     ASSERT_TRUE(pool.allocator.Deallocate(buffers[static_cast<size_t>(i)]));
   pool.allocator.Maintain(now_ns += options.quiet_ns);
   EXPECT_EQ(pool.source.released_bytes, 15 * Heap::kBlockBytes - options.spare_bytes);
+}
+
+// What survives lies all over the pool, but the buffers that come after it need not.
+TEST(Bemalloc, ShrinksUnderTrafficWhenMostOfTheLoadHasGone) {
+  Pool pool;
+  std::mt19937_64 random(3);
+  std::vector<void*> live;
+  for (int i = 0; i < 6000; ++i) live.push_back(pool.Get(10'000 + random() % 40'000));
+  std::ranges::shuffle(live, random);
+  for (; live.size() > 1200; live.pop_back()) ASSERT_TRUE(pool.allocator.Deallocate(live.back()));
+  const uint64_t full_bytes = pool.allocator.statistics().block_bytes;
+  for (uint64_t second = 1; second <= 60; ++second) {
+    for (int i = 0; i < 400; ++i) {
+      void*& buffer = live[random() % live.size()];
+      ASSERT_TRUE(pool.allocator.Deallocate(buffer));
+      buffer = pool.Get(10'000 + random() % 40'000);
+    }
+    pool.allocator.Maintain(second * 1'000'000'000);
+  }
+  const Bemalloc::Statistics statistics = pool.allocator.statistics();
+  EXPECT_LT(statistics.block_bytes, full_bytes / 2);
+  EXPECT_LT(statistics.block_bytes, statistics.live_bytes * 3 / 2);
+  // And it grows again, from what is parked first.
+  const uint64_t acquisitions = statistics.acquisitions;
+  while (pool.allocator.statistics().acquisitions < acquisitions + 10)
+    live.push_back(pool.Get(30'000));
+  for (void* buffer : live) ASSERT_TRUE(pool.allocator.Deallocate(buffer));
+  pool.allocator.Trim();
+  EXPECT_EQ(pool.allocator.statistics().block_bytes, 0u);
+  EXPECT_EQ(pool.allocator.statistics().live_bytes, 0u);
 }
 
 TEST(Bemalloc, ASteadyLoadRegistersNothing) {

@@ -33,7 +33,10 @@ bool IsFreeSlot(const bemalloc::Span& span, uint32_t slot) {
 
 }  // namespace
 
-Heap::Heap(uint64_t reserve_bytes) : pages_(reserve_bytes) { shared_.keeps_empty = true; }
+Heap::Heap(uint64_t reserve_bytes) : pages_(reserve_bytes) {
+  shared_.keeps_empty = true;
+  parked_.idle = true;
+}
 
 void Heap::AddBlocks(uint64_t offset, uint64_t bytes) { pages_.AddBlocks(offset, bytes); }
 

@@ -80,10 +80,17 @@ class Heap {
   void RetireShard(bemalloc::SpanShard& shard);
   void ReleaseSpan(Span* span);
   bool ReleaseKeptSpans();
+  // Lets the emptiest blocks run dry while the others have `keep_bytes`; whether there were any.
+  bool ParkSparseBlocks(uint64_t keep_bytes);
+  void ParkBlock(uint64_t block);
+  uint64_t UsedBytes(uint64_t block) const;
+  bool Unpark();
   uint8_t* StateOf(uint64_t start) const;
 
   bemalloc::PageHeap pages_;
   bemalloc::SpanShard shared_;  // Of Heap's own callers, and of whoever has used up its own.
+  bemalloc::SpanShard
+      parked_;  // What lies in blocks that are to run dry; idle while there are none.
   // Slot states and free bits of one span, for reuse by the next of the class.
   std::array<std::vector<uint64_t*>, bemalloc::kSmallClasses> spare_metadata_;
   std::vector<std::unique_ptr<uint64_t[]>> metadata_;

@@ -10,7 +10,8 @@ namespace sluice::bemalloc {
 PageHeap::PageHeap(uint64_t reserve_bytes)
     : reserve_bytes_(RoundUp(reserve_bytes, kBlockBytes)),
       map_(reserve_bytes_),
-      owned_(reserve_bytes_ / kBlockBytes) {}
+      owned_(reserve_bytes_ / kBlockBytes),
+      parked_(reserve_bytes_ / kBlockBytes) {}
 
 void PageHeap::AddBlocks(uint64_t offset, uint64_t bytes) {
   SLUICE_CHECK(offset % kBlockBytes == 0 && bytes % kBlockBytes == 0 &&
@@ -32,16 +33,55 @@ void PageHeap::InsertFree(uint64_t first_page, uint64_t pages) {
   run->kind = SpanKind::kFree;
   map_.Set(first_page, run);
   map_.Set(first_page + pages - 1, run);
-  bins_[pages].Push(run);
-  occupied_[pages / 64] |= uint64_t{1} << (pages % 64);
+  if (IsParked(run)) {
+    parked_runs_.Push(run);
+  } else {
+    PushBin(run);
+  }
   free_pages_ += pages;
-  if (pages == kBlockPages) ++empty_blocks_;
+  if (pages == kBlockPages) {
+    parked_[run->start / kBlockBytes] = false;
+    ++empty_blocks_;
+  }
+}
+
+void PageHeap::PushBin(Span* run) {
+  bins_[run->pages].Push(run);
+  occupied_[run->pages / 64] |= uint64_t{1} << (run->pages % 64);
+}
+
+void PageHeap::Park(uint64_t block) {
+  parked_[block] = true;
+  const uint64_t end = (block + 1) * kBlockPages;
+  for (uint64_t page = block * kBlockPages; page < end;) {
+    Span* span = map_[page];
+    if (span->kind == SpanKind::kFree) {
+      bins_[span->pages].Remove(span);
+      if (bins_[span->pages].empty())
+        occupied_[span->pages / 64] &= ~(uint64_t{1} << (span->pages % 64));
+      parked_runs_.Push(span);
+    }
+    page = span->end() >> kPageShift;
+  }
+}
+
+void PageHeap::Unpark() {
+  std::fill(parked_.begin(), parked_.end(), false);
+  while (Span* run = parked_runs_.first()) {
+    parked_runs_.Remove(run);
+    PushBin(run);
+  }
 }
 
 // Out of its bin, its marks out of the map; the caller decides about the record.
 Span* PageHeap::RemoveFree(Span* run) {
-  bins_[run->pages].Remove(run);
-  if (bins_[run->pages].empty()) occupied_[run->pages / 64] &= ~(uint64_t{1} << (run->pages % 64));
+  if (IsParked(run)) {
+    parked_runs_.Remove(run);
+  } else {
+    bins_[run->pages].Remove(run);
+    if (bins_[run->pages].empty())
+      occupied_[run->pages / 64] &= ~(uint64_t{1} << (run->pages % 64));
+  }
   const uint64_t first_page = run->start >> kPageShift;
   map_.Set(first_page, PageMap::Nothing());
   map_.Set(first_page + run->pages - 1, PageMap::Nothing());

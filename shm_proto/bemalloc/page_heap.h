@@ -26,6 +26,12 @@ class PageHeap {
   // Takes up to max_bytes of adjacent empty blocks out of this heap.
   bool TakeEmptyRun(uint64_t max_bytes, uint64_t* offset, uint64_t* bytes);
 
+  // Allocates nothing more from this block's free runs until Unpark(), or until the block is empty.
+  void Park(uint64_t block);
+  void Unpark();
+  uint64_t blocks() const { return owned_.size(); }
+  bool IsEmptyBlock(uint64_t block) const;
+
   // Never null: what is no live or free span has kind kUnused.
   Span* Lookup(uint64_t offset) const {
     return offset < end() ? map_[offset >> kPageShift] : PageMap::Nothing();
@@ -49,7 +55,10 @@ class PageHeap {
   void InsertFree(uint64_t first_page, uint64_t pages);
   Span* RemoveFree(Span* run);
   void FreeWithinBlock(uint64_t first_page, uint64_t pages);
-  bool IsEmptyBlock(uint64_t block) const;
+  void PushBin(Span* run);
+  bool IsParked(const Span* run) const {
+    return run->pages < kBlockPages && parked_[run->start / kBlockBytes];
+  }
   uint32_t FirstBinFrom(uint64_t pages) const;
 
   static constexpr uint32_t kBins = kBlockPages +
@@ -59,7 +68,9 @@ class PageHeap {
   uint64_t reserve_bytes_;
   PageMap map_;
   SpanRecords records_;
-  std::vector<bool> owned_;  // By block.
+  std::vector<bool> owned_;   // By block.
+  std::vector<bool> parked_;  // By block.
+  SpanList parked_runs_;
   uint64_t owned_blocks_ = 0;
   uint64_t free_pages_ = 0;
   uint64_t empty_blocks_ = 0;

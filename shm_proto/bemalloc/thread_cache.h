@@ -55,6 +55,7 @@ struct ThreadCache : SpanShard {
   std::array<std::unique_ptr<CachedBuffer[]>, kClasses> storage;
   uint64_t limit_bytes = 0;             // What the limits of the small bins add up to.
   std::atomic<uint64_t> run_bytes = 0;  // What the bins of runs hold.
+  uint32_t flush_epoch = 0;             // The allocator's when this was last emptied on its behalf.
   uint32_t refills = 0;
   uint32_t next_victim = 0;  // Whose limit is lowered next.
   uint32_t next_run_victim = kSmallClasses;
