@@ -154,6 +154,7 @@ const char* Channel::OnSent(RingPort& port, const Descriptor& descriptor, Sink& 
 void Channel::EndOperation(RingPort& port, const Operation& operation, uint32_t outcome,
                            int32_t error, const char* text, Sink& sink) {
   const bool keeps = (operation.flags & SLUICE_SEND_KEEP) != 0;
+  if (SocketRecord* record = sockets_.Find(operation.socket)) --record->sends_under_way;
   if (operation.buffer != nullptr) {
     if (keeps) {
       PutBack(port, operation.buffer);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sending, and buffers on their way into and out of operations.
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -9,6 +10,7 @@
 namespace sluice::client {
 namespace {
 
+constexpr uint32_t kMinSendsPerSocket = 16;
 constexpr uint32_t kAllFlags = SLUICE_SEND_KEEP | SLUICE_SEND_SILENT;
 
 }  // namespace
@@ -38,6 +40,10 @@ int Channel::CheckSend(sluice_socket socket, const Message& message, RingPort** 
   *daemon_name = record->daemon_name;
   if ((*port)->operations().full()) {
     return Refuse(EAGAIN, "as many sends are under way as half the ring holds: poll and try again");
+  }
+  // A peer that takes nothing must not use up the places of the channel's other sockets.
+  if (record->sends_under_way >= std::max(kMinSendsPerSocket, (*port)->capacity() / 8)) {
+    return Refuse(EAGAIN, "this socket has its share of the ring under way: poll and try again");
   }
   return 0;
 }
@@ -153,6 +159,7 @@ int Channel::Submit(RingPort& port, uint32_t daemon_name, sluice_socket socket,
     port.operations().End(descriptor.token, operation);
     return Refuse(EAGAIN, "the ring is full: poll and try again");
   }
+  ++sockets_.Find(socket)->sends_under_way;
   if (frees_now) FreeSent(port, buffer);
   if (port.staged_frees() >= kFreesPerDescriptor) {
     port.Flush();

@@ -24,6 +24,7 @@ struct SocketRecord {
   uint32_t daemon_name = 0;
   uint32_t request = 0;  // kConnecting: the number of its kConnect.
   uint32_t next_free = 0;
+  uint32_t sends_under_way = 0;
   uint64_t user_data = 0;
 };
 

@@ -135,17 +135,14 @@ TEST_F(Hostile, DescriptorsWithAnyFieldWrongFailAndHarmNobody) {
        [](Descriptor& d, const RawClient&) { d.region.offset = ~uint64_t{0} - 10; }},
       {"an offset between extents",
        [](Descriptor& d, const RawClient& r) { d.region.offset = r.reserve_bytes() - 4096; }},
-      {"a block that was never given",
-       [](Descriptor& d, const RawClient& r) {
-         d.region.offset = r.pool_offset() + control::kBlockBytes;
-       }},
-      {"a length beyond the block",
-       [](Descriptor& d, const RawClient&) { d.region.length = control::kBlockBytes + 1; }},
+      {"a length beyond the extent",
+       [](Descriptor& d, const RawClient& r) { d.region.length = r.reserve_bytes(); }},
       {"a length near 2^64",
        [](Descriptor& d, const RawClient&) { d.region.length = ~uint64_t{0}; }},
       {"offset and length that wrap",
        [](Descriptor& d, const RawClient& r) {
-         d.region.length = ~uint64_t{0} - r.pool_offset() + 2;
+         d.region.offset = r.pool_offset() + 64;
+         d.region.length = ~uint64_t{0} - d.region.offset + 2;
        }},
       {"too many inline bytes",
        [](Descriptor& d, const RawClient&) {

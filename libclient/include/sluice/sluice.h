@@ -97,7 +97,7 @@ SLUICE_API int sluice_attach(const sluice_options *options, sluice_client **clie
 SLUICE_API int sluice_detach(sluice_client *client);
 
 /* Opens a channel. ring_entries: a power of two in [16, 65536], 0 for 1,024; half of it bounds the
- * sends in flight. */
+ * sends in flight, an eighth (at least 16) those of one socket. */
 SLUICE_API int sluice_channel_open(sluice_client *client, uint32_t ring_entries,
                                    sluice_channel **channel);
 
