@@ -51,6 +51,9 @@ std::string Input(unsigned long run, const std::vector<std::string>& seeds) {
   std::mt19937_64 random(run);
   if (seeds.empty() || random() % 8 == 0) return RandomBytes(random);
   std::string bytes = seeds[random() % seeds.size()];
+  // Formats that are rows of records get long rows of good ones.
+  for (uint64_t more = random() % 2 * (random() % 12); more > 0; --more)
+    bytes += seeds[random() % seeds.size()];
   for (uint64_t edits = random() % 6; edits > 0; --edits) Mutate(bytes, random);
   return bytes;
 }
