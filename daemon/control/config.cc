@@ -164,6 +164,35 @@ void ReadRoot(const toml::table& root, Config& config, Mistakes& mistakes) {
   }
 }
 
+// The TOML parser takes for granted what a key begins with; a control character, or one beyond
+// ASCII outside a quoted text or a comment, would mislead it. No key of ours has any.
+Result<> CheckCharacters(const std::string& text, const std::string& file_name) {
+  size_t line = 1;
+  char quote = 0;  // The quoted text we are in, 0: none, '#': a comment.
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const bool control = (byte < ' ' && byte != '\t' && byte != '\n' && byte != '\r') ||
+                         byte == 0x7f;
+    if (control || (byte >= 0x80 && quote == 0)) {
+      return Fail(
+          ErrorCode::kInvalid,
+          fmt::format("{}:{}: this is not TOML: byte 0x{:02x} may stand {}", file_name, line, byte,
+                      control ? "nowhere" : "in a quoted text or a comment only"));
+    }
+    if (byte == '\n') {
+      ++line;
+      quote = 0;
+    } else if (quote == 0 && (byte == '"' || byte == '\'' || byte == '#')) {
+      quote = static_cast<char>(byte);
+    } else if (quote == '"' && byte == '\\') {
+      if (i + 1 < text.size() && text[i + 1] != '\n') ++i;
+    } else if (byte == quote && quote != '#') {
+      quote = 0;
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Config DefaultConfig() {
@@ -176,6 +205,8 @@ Config DefaultConfig() {
 }
 
 Result<Config> ParseConfig(const std::string& text, const std::string& file_name) {
+  if (auto checked = CheckCharacters(text, file_name); !checked)
+    return std::unexpected(checked.error());
   const toml::parse_result parsed = toml::parse(std::string_view(text), file_name);
   if (!parsed) {
     const toml::parse_error& error = parsed.error();
