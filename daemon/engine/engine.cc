@@ -14,6 +14,7 @@ namespace sluice {
 namespace {
 
 constexpr uint64_t kScanIntervalNs = 20 * kNsPerMs;
+constexpr uint64_t kMinTickNs = 10 * kNsPerMs;  // Tick() need not come more often.
 
 // Receive requests of our own for one path: contiguous memory, one slot each.
 transport::ReceiveRequest ReceiveSlot(std::byte* memory, uint32_t index, uint32_t bytes) {
@@ -461,8 +462,10 @@ void Engine::Retry(Socket& socket) {
 void Engine::Tick(uint64_t now_ns) {
   now_ns_ = now_ns;
   // A loop that slept long (stopped, starved, suspended) must not judge its peers by its own
-  // absence.
-  if (last_tick_ns_ != 0 && now_ns - last_tick_ns_ > tunables_.keepalive_interval_ns) {
+  // absence. Ticks come once an interval even when nothing happens (NextDeadlineNs): only a gap
+  // well above that is absence.
+  const uint64_t absence_ns = std::max(tunables_.keepalive_timeout_ns / 2, 2 * kMinTickNs);
+  if (last_tick_ns_ != 0 && now_ns - last_tick_ns_ > absence_ns) {
     last_heard_ns_ = std::max(last_heard_ns_, now_ns - tunables_.keepalive_interval_ns);
   }
   last_tick_ns_ = now_ns;
@@ -498,7 +501,13 @@ void Engine::Scan(uint64_t now_ns) {
 }
 
 uint64_t Engine::NextDeadlineNs() const {
-  return first_ack_ns_ != 0 ? first_ack_ns_ + tunables_.ack_delay_ns : ~uint64_t{0};
+  uint64_t deadline_ns = ~uint64_t{0};
+  if (first_ack_ns_ != 0) deadline_ns = first_ack_ns_ + tunables_.ack_delay_ns;
+  if (session_alive_) {
+    const uint64_t tick_ns = std::max(tunables_.keepalive_interval_ns, kMinTickNs);
+    deadline_ns = std::min(deadline_ns, last_tick_ns_ + tick_ns);
+  }
+  return deadline_ns;
 }
 
 }  // namespace sluice

@@ -470,6 +470,26 @@ TEST(Engine, SilenceForTheKeepaliveTimeoutEndsTheSession) {
   EXPECT_EQ(world.a.sockets.size(), 0u);
 }
 
+TEST(Engine, SilenceIsNoticedThoughTicksComeNoMoreOftenThanAsked) {
+  Tunables tunables;
+  tunables.keepalive_interval_ns = kNsPerSecond / 10;
+  tunables.keepalive_timeout_ns = kNsPerSecond;
+  World world({}, tunables);
+  world.Connect(9, 1, false);
+  Socket* there;
+  world.OpenPair(&there, 1);
+  world.a.engine->Tick(world.now_ns);
+  world.wire->SetPolicy([](void*, const transport::SendRequest&) { return LocalVerdict::kHold; });
+  for (int i = 0; i < 20 && world.a.sessions_over == 0; ++i) {
+    const uint64_t next_ns = world.a.engine->NextDeadlineNs();
+    ASSERT_LE(next_ns, world.now_ns + kNsPerSecond) << "somebody must wake the loop";
+    world.now_ns = next_ns + kNsPerMs;  // As late as a sleeping loop is.
+    world.Step();
+    world.a.engine->Tick(world.now_ns);
+  }
+  EXPECT_EQ(world.a.sessions_over, 1);
+}
+
 TEST(Engine, KeepalivesKeepAnIdleSessionAlive) {
   World world;
   world.Connect(9, 1, false);

@@ -54,21 +54,21 @@ class Limits : public ::testing::Test {
 TEST_F(Limits, WithoutDescriptorsNewClientsAreRefusedAndOldOnesGoOn) {
   Daemon daemon(*network_, 0, {.limits = {{RLIMIT_NOFILE, 64}}});
   ASSERT_TRUE(daemon.Start());
+  Endpoint listener(daemon), sender(daemon);
+  ASSERT_TRUE(listener.Listen(7));
+  const sluice_socket socket = sender.Connected("127.0.0.1:7");
+  ASSERT_NE(socket, 0u) << daemon.Log();
+  ASSERT_TRUE(Exchange(sender, socket, listener, "before"));
   const Usage before = daemon.usage();
   {
-    std::vector<std::unique_ptr<Endpoint>> clients;
-    clients.push_back(std::make_unique<Endpoint>(daemon));
-    ASSERT_TRUE(clients[0]->ok());
-    ASSERT_TRUE(clients[0]->Listen(7)) << "its rings exist before descriptors run out";
-    while (clients.size() < 64) {
-      clients.push_back(std::make_unique<Endpoint>(daemon));
-      if (!clients.back()->ok()) break;
-    }
-    ASSERT_FALSE(clients.back()->ok()) << "64 descriptors cannot serve 64 clients";
+    std::vector<std::unique_ptr<Endpoint>> others;
+    do {
+      others.push_back(std::make_unique<Endpoint>(daemon));
+    } while (others.back()->ok() && others.size() < 64);
+    ASSERT_FALSE(others.back()->ok()) << "64 descriptors cannot serve 64 clients";
     const double cpu_before = daemon.usage().cpu_seconds;
     const auto start = std::chrono::steady_clock::now();
-    const sluice_socket socket = clients[0]->Connected("127.0.0.1:7");
-    EXPECT_NE(socket, 0u) << "an attached client goes on\n" << daemon.Log();
+    EXPECT_TRUE(Exchange(sender, socket, listener, "an attached client goes on"));
     WaitUntil([&] { return std::chrono::steady_clock::now() > start + milliseconds(500); });
     EXPECT_LT(daemon.usage().cpu_seconds - cpu_before, 0.25) << "waits, does not spin";
   }
