@@ -21,11 +21,13 @@ const std::map<std::string, std::string> kQuick = {{"peer.handshake_timeout_ms",
                                                    {"engine.keepalive_interval_ms", "100"},
                                                    {"engine.keepalive_timeout_ms", "1000"}};
 
-// Whether the other side has closed this connection.
+// Whether the other side has closed this connection; what it said before is read and forgotten.
 bool Closed(const Fd& connection) {
-  char byte;
-  const ssize_t bytes = recv(connection.get(), &byte, 1, MSG_DONTWAIT);
-  return bytes == 0 || (bytes < 0 && errno != EAGAIN);
+  char bytes[4096];
+  ssize_t count;
+  while ((count = recv(connection.get(), bytes, sizeof(bytes), MSG_DONTWAIT)) > 0) {
+  }
+  return count == 0 || errno != EAGAIN;
 }
 
 std::string Rubbish(size_t bytes, uint32_t seed) {
