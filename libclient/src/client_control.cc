@@ -37,7 +37,12 @@ uint64_t Client::Tick(uint64_t now_ns) {
   if (!broken_reason_.empty()) Down(std::exchange(broken_reason_, ""));
   if (link_ == Link::kDown && now_ns >= retry_at_ns_) TryConnect();
   if ((link_ == Link::kAttaching || link_ == Link::kRestoring) && now_ns >= deadline_ns_) {
-    Down("the daemon did not answer in time");
+    const char* late = "the daemon did not answer in time";
+    if (attached_once_) {
+      Down(late);
+    } else {
+      FirstAttachFailed(ETIMEDOUT, late);
+    }
   }
   if (now_ns >= maintenance_at_ns_) {
     maintenance_at_ns_ = now_ns + kMaintenanceNs;
