@@ -197,7 +197,7 @@ Result<bemalloc::ThreadCache*> Bemalloc::Cache() {
       cache->flush_epoch != epoch) {
     cache->flush_epoch = epoch;
     FlushAll(*cache);
-    for (uint32_t i = 0; i < kSmallClasses; ++i) cache->bins[i].end = cache->bins[i].begin;
+    for (uint32_t i = 0; i < kSmallClasses; ++i) cache->bins[i].end = cache->bins[i].Begin();
     cache->limit_bytes = 0;
   }
   return cache;
@@ -489,10 +489,9 @@ void Bemalloc::ReclaimReturned() {
 
 void Bemalloc::CacheRun(ThreadCache& cache, uint32_t size_class, CachedBuffer buffer) {
   CacheBin& bin = cache.bins[size_class];
-  if (bin.begin == nullptr) {
+  if (bin.Begin() == nullptr) {
     cache.storage[size_class].reset(new CachedBuffer[kMaxRunsInBin]);
-    bin.begin = cache.storage[size_class].get();
-    bin.SetTop(bin.begin);
+    bin.SetStorage(cache.storage[size_class].get());
   }
   uint64_t run_bytes = cache.run_bytes.load(std::memory_order_relaxed);
   if (bin.count() == kMaxRunsInBin) {
@@ -516,10 +515,10 @@ void Bemalloc::CacheRun(ThreadCache& cache, uint32_t size_class, CachedBuffer bu
 bool Bemalloc::RaiseLimit(ThreadCache& cache, uint32_t size_class, bool steal) {
   CacheBin& bin = cache.bins[size_class];
   const uint32_t most = MaxInBin(size_class);
-  if (bin.begin == nullptr) {
+  if (bin.Begin() == nullptr) {
     cache.storage[size_class].reset(new CachedBuffer[most]);
-    bin.begin = bin.end = cache.storage[size_class].get();
-    bin.SetTop(bin.begin);
+    bin.end = cache.storage[size_class].get();
+    bin.SetStorage(bin.end);
   }
   const uint64_t slot_bytes = bemalloc::SmallClassBytes(size_class);
   const uint32_t more = std::min(most - bin.limit(), std::max(bin.limit() / 2, 1u));
@@ -562,8 +561,8 @@ void Bemalloc::FreeToHeap(std::span<const CachedBuffer> buffers) {
 // The oldest buffers of a bin go back to the heap.
 void Bemalloc::Flush(CacheBin& bin, uint32_t count) {
   if (count == 0) return;
-  FreeToHeap({bin.begin, count});
-  std::copy(bin.begin + count, bin.Top(), bin.begin);
+  FreeToHeap({bin.Begin(), count});
+  std::copy(bin.Begin() + count, bin.Top(), bin.Begin());
   bin.SetTop(bin.Top() - count);
 }
 
@@ -637,7 +636,7 @@ void Bemalloc::Maintain(uint64_t now_ns) {
 }
 
 // More blocks are in use than the live buffers would need: the emptiest are closed until they are
-// empty, and threads keep no more than an eighth of what lives. With the lock held.
+// empty, and threads keep little meanwhile. With the lock held.
 void Bemalloc::Shrink(uint64_t live_bytes) {
   if (!heap_.ParkSparseBlocks(live_bytes + live_bytes / 5)) return;
   const uint64_t each_bytes = std::max<uint64_t>(
@@ -668,7 +667,7 @@ uint64_t Bemalloc::CachedBytes() const {
       bytes += bemalloc::SmallClassBytes(heap_.pages_.Lookup(offset)->size_class);
     });
     for (uint32_t i = 0; i < bemalloc::kClasses; ++i)
-      bytes += cache->bins[i].count() * bemalloc::ClassBytes(i);
+      bytes += cache->bins[i].CountSeenFromElsewhere() * bemalloc::ClassBytes(i);
   }
   return bytes;
 }

@@ -212,7 +212,7 @@ inline void* Bemalloc::PopCached(uint64_t bytes) {
     return nullptr;
   CacheBin& bin = cache.bins[bemalloc::ClassOf(bytes)];
   CachedBuffer* top = bin.Top();
-  if (top == bin.begin) return nullptr;
+  if (top == bin.Begin()) return nullptr;
   bin.SetTop(--top);
   // Not so after a double free that raced with itself: then the buffer is somebody's already.
   if (bemalloc::State(top->state) != bemalloc::kCached) return nullptr;

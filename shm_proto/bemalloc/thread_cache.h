@@ -28,17 +28,30 @@ struct CachedBuffer {
 };
 
 // The cached buffers of one class, last in, first out.
-// Invariant: begin <= top, and top <= end but for runs. `top` is atomic only so that statistics may
-// read it; nobody else writes it.
+// Invariant: begin <= top, and top <= end but for runs. Two are atomic only so that statistics may
+// read them; nobody else writes them.
 struct CacheBin {
   std::atomic<CachedBuffer*> top{nullptr};
-  CachedBuffer* begin = nullptr;
+  std::atomic<CachedBuffer*> begin{nullptr};
   CachedBuffer* end = nullptr;  // What the bin may hold now, not what its storage could.
 
   CachedBuffer* Top() const { return top.load(std::memory_order_relaxed); }
   void SetTop(CachedBuffer* value) { top.store(value, std::memory_order_relaxed); }
-  uint32_t count() const { return static_cast<uint32_t>(Top() - begin); }
-  uint32_t limit() const { return static_cast<uint32_t>(end - begin); }
+  CachedBuffer* Begin() const { return begin.load(std::memory_order_relaxed); }
+  uint32_t count() const { return static_cast<uint32_t>(Top() - Begin()); }
+  // For another thread than the cache's: the two may not fit together yet.
+  uint32_t CountSeenFromElsewhere() const {
+    const CachedBuffer* first = Begin();
+    const CachedBuffer* last = Top();
+    return first == nullptr || last == nullptr || last < first
+               ? 0
+               : static_cast<uint32_t>(last - first);
+  }
+  void SetStorage(CachedBuffer* storage) {
+    SetTop(storage);
+    begin.store(storage, std::memory_order_relaxed);
+  }
+  uint32_t limit() const { return static_cast<uint32_t>(end - Begin()); }
 
   uint64_t padding = 0;  // 32 bytes are shifted, not multiplied.
 };
