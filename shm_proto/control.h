@@ -14,7 +14,8 @@
 // - Attach:      kAttach -> kAttached.
 // - Channel:     kOpenChannel -> kChannelOpened. Its rings come later, one pair per I/O thread, on
 //                first use. kCloseChannel -> kChannelClosed.
-// - Memory:      kRegion (with its memfd; a ring pair also brings its doorbell) -> client maps it ->
+// - Memory:      kRegion (with its memfd; a ring pair also brings its doorbell) -> client maps it
+// ->
 //                kMapped -> the daemon seals the memfd and only then uses it. A region is an extent
 //                of the pool or a ring pair.
 // - Send memory: kGrow -> [kRegion -> kMapped ->] kBlocks. kShrink gives blocks back; when a whole
@@ -116,8 +117,8 @@ struct CloseChannel {
   uint32_t unused;
 };
 
-// Nothing touches the channel's rings any more, nor the buffers of sends that were under way in it. Only then does the
-// client use those buffers or the channel's number again.
+// Nothing touches the channel's rings any more, nor the buffers of sends that were under way in it.
+// Only then does the client use those buffers or the channel's number again.
 struct ChannelClosed {
   Header header;
   uint32_t channel;

@@ -51,6 +51,8 @@ TEST_FILE = re.compile(r"(_test|_testing|test_[a-z_]+)\.(cc|h)$")
 # Files outside shm_proto that may use atomics, and why a queue or a mutex does not do.
 ATOMICS_ALLOWED = {
     "daemon/io/mailbox.h": "the loop asks 'anything for me?' each turn and must not take a lock for it",
+    "daemon/io/io_thread.h": "the control thread sees that the loop turns without asking it, for a hung loop cannot answer",
+    "daemon/io/io_thread.cc": "as its header",
     "daemon/control/log.h": "any thread asks for the level, and counts what it may not write, without a lock",
     "daemon/control/log.cc": "as its header",
     "daemon/control/event_loop.h": "a signal handler may only set a lock-free flag",
@@ -193,6 +195,21 @@ def links(root):
                     yield f"{name}:{number}: there is no {target}"
 
 
+def promises(root):
+    """Tests that docs/reliability.md names exist."""
+    page = root / "docs/reliability.md"
+    if not page.is_file():
+        return
+    known = set()
+    for path, _ in files(root, {".cc"}):
+        for suite, test in re.findall(r"^TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)", text_of(path), re.MULTILINE):
+            known.add(f"{suite}.{test}")
+    for number, line in enumerate(text_of(page).splitlines(), 1):
+        for name in re.findall(r"`(\w+\.\w+)`", line):
+            if name[0].isupper() and name not in known:
+                yield f"docs/reliability.md:{number}: there is no test {name}"
+
+
 def format_cpp(root):
     if not shutil.which("clang-format"):
         return None
@@ -234,6 +251,7 @@ RULES = {
     "limits": limits,
     "machine_paths": machine_paths,
     "links": links,
+    "promises": promises,
     "format": format_cpp,
     "shell": shell,
 }

@@ -113,6 +113,13 @@ class RuleTest(unittest.TestCase):
         self.write("docs/b.md", "")
         self.assertEqual(self.findings("links"), ["docs/a.md:1: there is no ../c.md"])
 
+    def test_promises_whose_test_is_gone(self):
+        self.write("a_test.cc", "TEST(Ring, WrapsRound) {}\nTEST_F(\n    Ring, Longer) {}\n")
+        self.write("docs/reliability.md", "| wraps | `Ring.WrapsRound`, `Ring.Longer` |\n")
+        self.assertEqual(self.findings("promises"), [])
+        self.write("docs/reliability.md", "| wraps | `Ring.Wraps` |\n")
+        self.assertEqual(self.findings("promises"), ["docs/reliability.md:1: there is no test Ring.Wraps"])
+
     @unittest.skipUnless(shutil.which("clang-format"), "clang-format is not installed")
     def test_unformatted_code(self):
         self.write(".clang-format", "BasedOnStyle: Google\n")
