@@ -142,7 +142,12 @@ void App::Free(const sluice_event& message) {
                                         milliseconds timeout) {
   const auto message = Next(SLUICE_EVENT_MESSAGE, socket, timeout);
   if (!message) {
-    return ::testing::AssertionFailure() << "no message of " << length << " bytes came";
+    auto failure = ::testing::AssertionFailure();
+    failure << "no message of " << length << " bytes came; what came instead:";
+    for (const sluice_event& event : events_) {
+      failure << " [event " << event.type << ", error " << event.error << "]";
+    }
+    return failure << (events_.empty() ? " nothing" : "");
   }
   const bool length_right = message->length == length;
   const bool bytes_right = length_right && HasPattern(message->data, seed, length);

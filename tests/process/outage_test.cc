@@ -14,7 +14,7 @@ class Outage : public TwoHosts {
  protected:
   static DaemonOptions Quick() {
     return {.settings = {{"engine.keepalive_interval_ms", "100"},
-                         {"engine.keepalive_timeout_ms", "1000"},
+                         {"engine.keepalive_timeout_ms", "3000"},
                          {"peer.dial_backoff_max_ms", "200"}}};
   }
 
@@ -42,7 +42,7 @@ class Outage : public TwoHosts {
   // The client's socket is closed with a reason, and every send has ended.
   void ExpectClientTold() {
     const auto closed = client_->Next(SLUICE_EVENT_CLOSED, pair_.from);
-    ASSERT_TRUE(closed) << "the socket's owner is not told";
+    ASSERT_TRUE(closed) << "the socket's owner is not told\n" << left_->Log();
     EXPECT_NE(closed->error, 0) << "a plain close";
     EXPECT_TRUE(client_->WaitAllSent()) << "sends that never end";
     EXPECT_EQ(client_->sends().odd, 0u);
