@@ -59,9 +59,9 @@ bool RingProducer::HasRoom(uint32_t count) {
   // Acquire pairs with the release in RingConsumer::Release(): its reads of the entry are over
   // before we overwrite it.
   const uint32_t head = ring_.header()->head.load(std::memory_order_acquire);
-  // A head outside [tail - capacity, tail] is the other side's mischief: keep the last good one,
-  // the ring is just full.
-  if (tail_ - head <= ring_.capacity) cached_head_ = head;
+  // A head that goes back, or beyond what was written, is the other side's mischief: keep the last
+  // good one. Room once seen never vanishes, so whoever reserved an entry can still write it.
+  if (head - cached_head_ <= tail_ - cached_head_) cached_head_ = head;
   return ring_.capacity - (tail_ - cached_head_) >= count;
 }
 

@@ -55,13 +55,13 @@ Result<const std::byte*> ClientView::AcquireSend(uint64_t offset, uint64_t lengt
 
 std::optional<uint64_t> ClientView::ReleaseSend(const std::byte* data) {
   const auto offset = static_cast<uint64_t>(data - pool_base);
-  if (heap.Owns(offset)) {
-    const auto buffer = heap.Find(offset);
-    SLUICE_CHECK(buffer.has_value(), "a buffer in flight stays allocated");
-    const bool free = heap.state(buffer->offset) ==
-                      static_cast<uint8_t>(BufferState::kFreeAfterSend);
-    heap.set_state(buffer->offset, static_cast<uint8_t>(BufferState::kHeld));
-    if (free) {
+  // The range may have been the client's own when the send began and lie in a block of ours by now
+  // (the client gave the block back too early): then there is no buffer in flight here.
+  if (const auto buffer = heap.Find(offset)) {
+    const auto state = static_cast<BufferState>(heap.state(buffer->offset));
+    if (state == BufferState::kInFlight) {
+      heap.set_state(buffer->offset, static_cast<uint8_t>(BufferState::kHeld));
+    } else if (state == BufferState::kFreeAfterSend) {
       SLUICE_CHECK(heap.Free(buffer->offset).has_value(), "a live buffer can be freed");
       memory_freed = true;
     }

@@ -13,8 +13,9 @@
 namespace sluice {
 namespace {
 
-constexpr uint64_t kScanIntervalNs = 20 * kNsPerMs;
-constexpr uint64_t kMinTickNs = 10 * kNsPerMs;  // Tick() need not come more often.
+constexpr uint64_t kScanIntervalNs = 20 * kNsPerMs;       // While sockets are opening.
+constexpr uint64_t kIdleScanIntervalNs = 500 * kNsPerMs;  // Ten thousand idle sockets cost little.
+constexpr uint64_t kMinTickNs = 10 * kNsPerMs;            // Tick() need not come more often.
 
 // Receive requests of our own for one path: contiguous memory, one slot each.
 transport::ReceiveRequest ReceiveSlot(std::byte* memory, uint32_t index, uint32_t bytes) {
@@ -111,6 +112,7 @@ void Engine::LosePath(uint64_t now_ns) {
   bundle_ = nullptr;
   bundle_slot_ = nullptr;
   control_.clear();
+  first_ack_ns_ = 0;
   chain_.Clear([this](const ChainSlot& slot) { ReleaseSlot(slot, true); });
   for (Socket* socket = all_.Front(); socket != nullptr;) {
     Socket* next = all_.Next(*socket);
@@ -187,6 +189,7 @@ void Engine::PostReceives() {
 void Engine::OnCompletion(const transport::Completion& completion, uint64_t now_ns) {
   now_ns_ = now_ns;
   if (path_broken_ || !queue_pair_) return;  // The path's end flushes everything at once.
+  acks_stalled_ = false;
   if (completion.kind == transport::CompletionKind::kDisconnected)
     return BreakPath(queue_pair_->reason());
   if (completion.status != transport::Status::kOk) return;  // kDisconnected follows.
@@ -323,6 +326,7 @@ Socket* Engine::Open(void* owner, uint64_t token, uint16_t service, uint64_t now
   socket->state = SocketState::kOpening;
   socket->deadline_ns = now_ns + tunables_.connect_timeout_ns;
   all_.Push(*socket);
+  next_scan_ns_ = std::min(next_scan_ns_, now_ns + kScanIntervalNs);
   if (queue_pair_ && !path_broken_ && !resuming_) {
     socket->open_sent = true;
     Queue(wire::FrameType::kOpen, 0, service, 0, id);
@@ -471,7 +475,6 @@ void Engine::Tick(uint64_t now_ns) {
   last_tick_ns_ = now_ns;
 
   if (now_ns >= next_scan_ns_) {
-    next_scan_ns_ = now_ns + kScanIntervalNs;
     Scan(now_ns);
   }
   if (!session_alive_) return;
@@ -487,12 +490,15 @@ void Engine::Tick(uint64_t now_ns) {
 
 // Looks at every socket: opening too long, granted buffers that nobody uses.
 void Engine::Scan(uint64_t now_ns) {
+  next_scan_ns_ = now_ns + kIdleScanIntervalNs;
   for (Socket* socket = all_.Front(); socket != nullptr;) {
     Socket* next = all_.Next(*socket);
     if (socket->state == SocketState::kOpening && !socket->silent &&
         now_ns >= socket->deadline_ns) {
       host_.Connected(*socket, Outcome::kFailed, ETIMEDOUT);
       Abort(*socket);
+    } else if (socket->state == SocketState::kOpening) {
+      next_scan_ns_ = now_ns + kScanIntervalNs;
     } else if (socket->offered != nullptr && now_ns - socket->last_large_ns > kNsPerSecond) {
       RecallGrants(*socket);
     }
@@ -502,7 +508,7 @@ void Engine::Scan(uint64_t now_ns) {
 
 uint64_t Engine::NextDeadlineNs() const {
   uint64_t deadline_ns = ~uint64_t{0};
-  if (first_ack_ns_ != 0) deadline_ns = first_ack_ns_ + tunables_.ack_delay_ns;
+  if (first_ack_ns_ != 0 && !acks_stalled_) deadline_ns = first_ack_ns_ + tunables_.ack_delay_ns;
   if (session_alive_) {
     const uint64_t tick_ns = std::max(tunables_.keepalive_interval_ns, kMinTickNs);
     deadline_ns = std::min(deadline_ns, last_tick_ns_ + tick_ns);

@@ -240,6 +240,8 @@ class Engine {
   uint64_t next_scan_ns_ = 0;  // When to look at every socket's deadline.
   uint64_t next_keepalive_ns_ = 0;
   uint64_t first_ack_ns_ = 0;  // When the oldest owed acknowledgement became owed; 0: none.
+  bool acks_stalled_ = false;  // They need a completion first, which wakes the loop: no deadline
+                               // helps.
   uint64_t now_ns_ = 0;        // Of the current call; for marks deep inside.
   uint64_t keepalive_sequence_ = 0;
   uint64_t peer_keepalive_ = 0;

@@ -490,6 +490,29 @@ TEST(Engine, SilenceIsNoticedThoughTicksComeNoMoreOftenThanAsked) {
   EXPECT_EQ(world.a.sessions_over, 1);
 }
 
+// A deadline in the past that nothing takes away would turn a sleeping loop into a busy one.
+TEST(Engine, AsksToBeWokenForAcknowledgementsOnlyWhileItCanSendThem) {
+  World world;
+  world.Connect(9, 1, false);
+  Socket* there;
+  Socket* here = world.OpenPair(&there, 1);
+  for (Node* node : {&world.a, &world.b}) node->engine->Tick(world.now_ns);
+  bool hold = false;
+  world.wire->SetPolicy([&](void*, const transport::SendRequest&) {
+    return hold ? LocalVerdict::kHold : LocalVerdict::kDeliver;
+  });
+  world.Send(world.a, *here, 100, 100);
+  world.Settle();
+  hold = true;  // Nothing of b's gets through, so it runs out of credits and places.
+  for (uint64_t token = 101; token < 400; ++token) world.Send(world.b, *there, token, 20);
+  for (int i = 0; i < 2000; ++i) world.Step();
+  EXPECT_GT(world.b.engine->NextDeadlineNs(), world.now_ns);
+  world.a.engine->EndSession(ECONNRESET, "test", world.now_ns);
+  world.b.engine->EndSession(ECONNRESET, "test", world.now_ns);
+  EXPECT_GT(world.a.engine->NextDeadlineNs(), world.now_ns);
+  EXPECT_GT(world.b.engine->NextDeadlineNs(), world.now_ns);
+}
+
 TEST(Engine, KeepalivesKeepAnIdleSessionAlive) {
   World world;
   world.Connect(9, 1, false);

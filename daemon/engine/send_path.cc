@@ -46,6 +46,7 @@ bool Engine::Flush(uint64_t now_ns, bool idle) {
     }
   }
   // Acknowledgements ride on whatever goes out, or alone when they are due.
+  if (acks_.empty()) first_ack_ns_ = 0;
   if (!acks_.empty() && (ack_due || chain_.Pending() > 0)) WriteAcks();
   if (returns_.Due(tunables_.credit_batch)) OpenBundle(CreditUse::kControlReturning, 0, 0);
 
@@ -97,8 +98,10 @@ bool Engine::WriteControl() {
 void Engine::WriteAcks() {
   while (Socket* socket = acks_.Front()) {
     if (!OpenBundle(returns_.owed() > 0 ? CreditUse::kControlReturning : CreditUse::kControl,
-                    kFrameBytes, 0))
+                    kFrameBytes, 0)) {
+      acks_stalled_ = true;
       return;
+    }
     wire::FrameHeader header{};
     header.type = wire::FrameType::kAck;
     header.socket = socket->remote_id;
