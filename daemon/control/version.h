@@ -4,6 +4,6 @@
 namespace sluice::control {
 
 // Of the whole project, as CMake knows it.
-constexpr const char* kVersion = SLUICE_VERSION;
+extern const char* const kVersion;
 
 }  // namespace sluice::control
