@@ -141,6 +141,7 @@ TEST_P(Conformance, WithdrawingInTheMiddleOfAWriteStopsIt) {
   std::vector<std::byte> fresh(bytes.size());
   Expose(b_, 1, fresh);
   ASSERT_TRUE(PollUntil([&] { return b_.Count(CompletionKind::kWritten) == 1; }));
+  EXPECT_EQ(fresh, std::vector<std::byte>(fresh.size())) << "the stale WRITE reached the new grant";
   ExpectAlive(a_, b_);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 
@@ -275,6 +276,23 @@ TEST_F(TcpPeer, APeerThatStopsReadingHoldsUpItsOwnRequestsOnly) {
     }
     return stuck.Count(CompletionKind::kSent) == 1;
   }));
+  stuck.queue_pair.reset();
+}
+
+TEST_F(TcpPeer, ASendIsNotDoneBeforeThePeersKernelHasIt) {
+  End stuck;
+  Fd deaf = Adopt(stuck, true);
+  const auto bytes = Pattern(400, 1);
+  uint64_t quiet_since_ns = MonotonicClock().NowNs();
+  while (MonotonicClock().NowNs() - quiet_since_ns < 100 * kNsPerMs) {
+    if (stuck.Post(MakeWrite(1, bytes, RemoteSlice{}))) quiet_since_ns = MonotonicClock().NowNs();
+    Poll();
+  }
+  int arrived = 0;  // Nothing was read, so it is all still there.
+  ASSERT_EQ(ioctl(deaf.get(), FIONREAD, &arrived), 0);
+  EXPECT_GT(stuck.Count(CompletionKind::kSent), 0u);
+  EXPECT_LE(stuck.Count(CompletionKind::kSent) * (sizeof(WireHeader) + bytes.size()),
+            static_cast<size_t>(arrived));
   stuck.queue_pair.reset();
 }
 

@@ -50,8 +50,8 @@ class TcpWriter {
 
  private:
   static constexpr size_t kGatherPieces = 192;
-  static constexpr uint64_t kBatchBytes = 1024 *
-                                          1024;  // A batch ends with the request beyond this.
+  // A batch ends with the request that takes it beyond this.
+  static constexpr uint64_t kBatchBytes = 1024 * 1024;
 
   void StartBatch();
   uint64_t PayloadOffset(uint64_t position) const;
