@@ -76,6 +76,8 @@ step() {
 # build_preset PRESET [TARGET...]: configures and builds one preset of CMakePresets.json below SLUICE_BUILD_ROOT.
 build_preset() {
   local preset=$1 dir=$SLUICE_BUILD_ROOT/$1
+  # Every clone of the project shares what ccache knows, wherever it lies.
+  export CCACHE_BASEDIR=$SLUICE_ROOT CCACHE_NOHASHDIR=1
   shift
   step "Configure $preset" cmake -S "$SLUICE_ROOT" --preset "$preset" -B "$dir" || return
   step "Build $preset" cmake --build "$dir" --parallel "$SLUICE_JOBS" ${1:+--target "$@"}
