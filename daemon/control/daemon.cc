@@ -190,6 +190,7 @@ Result<> Daemon::StartPeers() {
   settings.backoff_first_ns = at_start_.peer.dial_backoff_min_ms * kNsPerMs;
   settings.backoff_cap_ns = at_start_.peer.dial_backoff_max_ms * kNsPerMs;
   settings.max_pending_handshakes = at_start_.peer.max_pending_handshakes;
+  settings.resolve_timeout_ns = at_start_.engine.connect_timeout_ms * kNsPerMs;
   peers_ = std::make_unique<Peers>(
       loop_, random_, std::move(settings),
       [this](uint32_t index, io::ToIo message) { io_[index]->mailbox().Post(std::move(message)); });
@@ -279,6 +280,7 @@ void Daemon::Reload() {
 
 Result<> Daemon::Apply(const Config& after) {
   clients_->Reconfigure(TenantRules(after), Limits(after));
+  peers_->SetResolveTimeout(after.engine.connect_timeout_ms * kNsPerMs);
   for (auto& thread : io_) thread->mailbox().Post(ToIoConfigure(after));
   SetLog(LogSettingsOf(after));
   return {};

@@ -17,6 +17,9 @@ Peers::~Peers() = default;
 Result<> Peers::Listen() { return impl_->Listen(); }
 void Peers::Stop() { impl_->Stop(); }
 void Peers::OnPathLost(const io::PathLost& lost) { impl_->OnPathLost(lost); }
+void Peers::SetResolveTimeout(uint64_t timeout_ns) {
+  impl_->settings.resolve_timeout_ns = timeout_ns;
+}
 uint16_t Peers::listen_port() const { return impl_->settings.handshake.listen_port; }
 bool Peers::authenticated() const { return impl_->settings.handshake.key != nullptr; }
 std::vector<PeerSnapshot> Peers::Snapshot() const { return impl_->Snapshot(); }
@@ -59,8 +62,7 @@ void PeersImpl::Stop() {
   }
 }
 
-// --- the table
-// ----------------------------------------------------------------------------------------------------
+// --- the table ---
 
 Peer::Peer(PeersImpl& peers, const DialContext& context, uint64_t local_instance, PeerId number,
            uint32_t thread, uint16_t lane_number, const HostPort& where)
@@ -131,8 +133,7 @@ bool PeersImpl::Allowed(const SocketAddress& address) const {
                              [&](const Network& network) { return network.Contains(address); });
 }
 
-// --- paths
-// --------------------------------------------------------------------------------------------------------
+// --- paths ---
 
 void PeersImpl::Commit(Peer& peer, const SessionParameters& session) {
   peer.path.OnUp(session, ++arrivals);
@@ -210,8 +211,7 @@ void Peer::OnFailed(const DialError& error) {
   if (!all.Wanted(*this)) dial.Stop();
 }
 
-// --- looking
-// ------------------------------------------------------------------------------------------------------
+// --- looking ---
 
 std::vector<PeerSnapshot> PeersImpl::Snapshot() const {
   std::vector<PeerSnapshot> rows;

@@ -110,6 +110,7 @@ class Peers final : public PeerDirectory {
   void Resolve(std::string_view host, uint16_t port, ResolveCallback done) override;
 
   void OnPathLost(const io::PathLost& lost);
+  void SetResolveTimeout(uint64_t timeout_ns);  // Of calls from now on.
 
   uint16_t listen_port() const;  // As told to peers; 0: this daemon takes no connections.
   bool authenticated() const;    // False: peer.auth is "none".

@@ -87,8 +87,7 @@ void PeersImpl::OnWaiterTimeout(const Target::Key& key, uint64_t id) {
   const auto done = std::move(waiter->done);
   target.waiters.erase(waiter);
   --waiters;
-  std::string text = "no daemon answered at " + target.dial.where().Text() + " within " +
-                     std::to_string(settings.resolve_timeout_ns / kNsPerMs) + " ms";
+  std::string text = "no daemon answered at " + target.dial.where().Text() + " in time";
   if (!target.dial.last_error().empty()) text += "; last: " + target.dial.last_error();
   done(Fail(ErrorCode::kTimeout, text));
 }
@@ -148,6 +147,9 @@ void Target::OnYielded() { all.EndTarget(*this, RefOf(*all.peers.at(found))); }
 void Target::OnConnected(Fd connection, const SessionParameters& session,
                          const handshake::PeerClaims& claims, const SocketAddress& address) {
   ++all.counters.dials;
+  if (const Peer* known = all.FindInstance(claims.instance, lane)) {
+    return all.EndTarget(*this, RefOf(*known));  // It came by itself a moment ago.
+  }
   Peer* peer = all.MakePeer(lane, dial.where());
   if (peer == nullptr) {
     return all.EndTarget(*this, Fail(ErrorCode::kNoMemory,

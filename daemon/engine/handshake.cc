@@ -69,8 +69,7 @@ std::span<const std::byte> BytesOf(const Message& message) {
 
 }  // namespace
 
-// --- the two beginnings
-// -------------------------------------------------------------------------------------------
+// --- the two beginnings ---
 
 Handshake::Handshake(const Settings& settings, bool dialer, Random& random)
     : settings_(&settings), dialer_(dialer) {
@@ -96,8 +95,7 @@ Handshake Handshake::Listen(const Settings& settings, Random& random, uint64_t n
   return handshake;
 }
 
-// --- bytes
-// --------------------------------------------------------------------------------------------------------
+// --- bytes ---
 
 size_t Handshake::WantedBytes() const {
   return phase_ == Phase::kExchanging ? message_bytes_ - in_bytes_ : 0;
@@ -257,8 +255,7 @@ bool Handshake::VerifyProven(const Message& message, const char* label) {
   return true;
 }
 
-// --- the messages, in their order
-// ---------------------------------------------------------------------------------
+// --- the messages, in their order ---
 
 void Handshake::SendHello() {
   Hello hello{};
@@ -411,8 +408,7 @@ void Handshake::OnRefuse() {
   phase_ = Phase::kFailed;
 }
 
-// --- shared
-// ------------------------------------------------------------------------------------------------------
+// --- shared ---
 
 bool Handshake::CheckAuthentication(Authentication theirs) {
   if (theirs == ModeOf(*settings_)) return true;

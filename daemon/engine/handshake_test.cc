@@ -210,8 +210,7 @@ TEST_F(HandshakeTest, TheDialerRefusesToResumeWithAnotherInstance) {
   EXPECT_EQ(dialer_->phase(), Phase::kFailed);
 }
 
-// --- authentication
-// -----------------------------------------------------------------------------------------------
+// --- authentication ---
 
 TEST_F(HandshakeTest, DifferentKeysAreRefusedByTheDialerFirstAndBothSayWhy) {
   const auto other = Key(2);
@@ -423,8 +422,7 @@ TEST_F(HandshakeTest, TheDialerThatReachedItselfLearnsItFromAProof) {
   EXPECT_EQ(dialer_->failure().reason, RefuseReason::kBadProof) << "not from whoever claims it";
 }
 
-// --- versions and features
-// ----------------------------------------------------------------------------------------
+// --- versions and features ---
 
 TEST_F(HandshakeTest, TheHighestCommonVersionIsChosen) {
   dialer_settings_.version_min = 1;
@@ -492,8 +490,7 @@ TEST_F(HandshakeTest, AMissingRequiredFeatureIsRefusedAtEitherEnd) {
   }
 }
 
-// --- broken and hostile peers
-// -------------------------------------------------------------------------------------
+// --- broken and hostile peers ---
 
 TEST_F(HandshakeTest, RubbishEndsItWithoutAnAnswer) {
   Begin();
