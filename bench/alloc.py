@@ -20,6 +20,8 @@ def arguments():
     parser.add_argument("workload")
     parser.add_argument("--json")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rounds", type=int, help="how often everything is measured; 3 unless quick")
+    parser.add_argument("--cpu-s", type=float, help="most CPU time of one measurement, and of its warm-up")
     parser.add_argument("--plot", help="prefix of the SVG files")
     parser.add_argument("--rpmalloc", help="a build of rpmalloc to preload")
     return parser.parse_args()
@@ -69,15 +71,17 @@ def instructions_per_pair(binary, system, preload):
 def measure(options, found):
     """Rounds are interleaved, so that what else the machine does hits everyone alike."""
     threads = (1, 4) if options.quick else (1, 2, 4, 8)
-    rounds = 1 if options.quick else 3
+    rounds = options.rounds or (1 if options.quick else 3)
+    cpu_s = options.cpu_s or (0.2 if options.quick else 0.5)
     samples = {}
-    for _ in range(rounds):
+    for number in range(rounds):
         for workload, total in OPERATIONS.items():
             for count in threads:
+                print(f"round {number + 1} of {rounds}: {workload}, {count} threads", file=sys.stderr)
                 for system, preload in found.items():
                     operations = total // count // (4 if options.quick else 1)
                     sample = run(options.workload, system, preload, "--workload", workload, "--threads", count,
-                                 "--operations", operations, "--max-cpu-s", 0.2 if options.quick else 0.5)
+                                 "--operations", operations, "--max-cpu-s", cpu_s)
                     samples.setdefault((workload, count, system), []).append(sample)
     rows = []
     for (workload, count, system), runs in samples.items():
