@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shm_proto/bemalloc/bemalloc.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <string>
 #include <utility>
 
@@ -15,66 +12,17 @@
 namespace sluice {
 
 using bemalloc::kBlockBytes;
+using bemalloc::kMaxBinBytes;
 using bemalloc::kMaxCachedBytes;
 using bemalloc::kMaxSmallBytes;
 using bemalloc::kPageBytes;
 using bemalloc::kPageShift;
 using bemalloc::kSmallClasses;
-using bemalloc::SpanKind;
-
-namespace bemalloc {
-namespace {
-constinit ThreadCache no_cache;
-}  // namespace
-constinit __thread ThreadCache* t_cache = &no_cache;
-}  // namespace bemalloc
 
 namespace {
 
-constexpr uint32_t kMaxBinBuffers = 256;
-constexpr uint64_t kMaxBinBytes = 256 * kKiB;
-constexpr uint32_t kMaxRunsInBin = 16;
 constexpr uint32_t kMaxBatch = 64;
 constexpr uint32_t kRefillsPerSteal = 8;
-
-// How many buffers a bin of this class may ever hold.
-constexpr uint32_t MaxInBin(uint32_t size_class) {
-  if (size_class >= kSmallClasses) return kMaxRunsInBin;
-  const uint64_t count = kMaxBinBytes / bemalloc::SmallClassBytes(size_class);
-  return static_cast<uint32_t>(std::min<uint64_t>(count, kMaxBinBuffers));
-}
-
-// How many forks lie between this process and the first that loaded us.
-std::atomic<uint64_t> fork_generation{0};
-
-// Every allocator of this process by number, so that a thread that ends knows which of those it
-// used still exist. Never destroyed: threads may end after main.
-struct Registry {
-  std::mutex mutex;
-  std::map<uint64_t, Bemalloc*> allocators;
-  uint64_t next_number = 1;
-
-  uint64_t NewNumber(Bemalloc* allocator) {
-    const std::scoped_lock lock(mutex);
-    allocators[next_number] = allocator;
-    return next_number++;
-  }
-
-  static Registry& Get() {
-    static Registry* registry = [] {
-      auto* made = new Registry;
-      pthread_atfork([] { Get().mutex.lock(); }, [] { Get().mutex.unlock(); },
-                     [] {
-                       Get().mutex.unlock();
-                       fork_generation.fetch_add(1,
-                                                 std::memory_order_relaxed);  // One thread is left.
-                       bemalloc::t_cache = &bemalloc::no_cache;
-                     });
-      return made;
-    }();
-    return *registry;
-  }
-};
 
 std::string Describe(const void* buffer, const char* verb) {
   char text[64];
@@ -87,143 +35,6 @@ bool ChangeState(uint8_t* state, uint8_t from, uint8_t to) {
 }
 
 }  // namespace
-
-// The caches of one thread, one for each allocator it has used. Gives them back when the thread
-// ends.
-class ThreadCaches {
- public:
-  static ThreadCaches& Mine() {
-    thread_local ThreadCaches caches;
-    return caches;
-  }
-
-  ~ThreadCaches() {
-    bemalloc::t_cache = &bemalloc::no_cache;
-    gone_ = true;
-    Registry& registry = Registry::Get();
-    const std::scoped_lock lock(registry.mutex);
-    for (const auto& [number, cache] : caches_) {
-      const auto found = registry.allocators.find(number);
-      if (found != registry.allocators.end()) found->second->ReturnCache(*cache);
-    }
-  }
-
-  bemalloc::ThreadCache* Find(uint64_t number) const {
-    const auto found = caches_.find(number);
-    return found != caches_.end() ? found->second.get() : nullptr;
-  }
-
-  bemalloc::ThreadCache* Add(uint64_t number, Bemalloc* allocator) {
-    bemalloc::t_cache = &bemalloc::no_cache;
-    Registry& registry = Registry::Get();
-    const std::scoped_lock lock(registry.mutex);
-    std::erase_if(caches_,
-                  [&](const auto& known) { return !registry.allocators.contains(known.first); });
-    auto& cache = caches_[number];
-    cache = allocator->NewCache();
-    return cache.get();
-  }
-
-  // Once set, what other thread_local destructors still allocate and free bypasses the caches.
-  static bool gone() { return gone_; }
-
- private:
-  static constinit thread_local bool gone_;
-  std::map<uint64_t, std::shared_ptr<bemalloc::ThreadCache>> caches_;
-};
-constinit thread_local bool ThreadCaches::gone_ = false;
-
-Bemalloc::Bemalloc(void* base, uint64_t reserve_bytes, BlockSource& source, const Options& options)
-    : base_(static_cast<std::byte*>(base)),
-      reserve_bytes_(reserve_bytes / kBlockBytes * kBlockBytes),
-      number_(Registry::Get().NewNumber(this)),
-      source_(source),
-      options_(options),
-      fork_generation_(fork_generation.load(std::memory_order_relaxed)),
-      regions_(new std::atomic<uint64_t>[reserve_bytes_ / kBlockBytes]()),
-      block_used_(new std::atomic<bool>[reserve_bytes_ / kBlockBytes]()),
-      heap_(reserve_bytes_),
-      small_cache_bytes_(options.small_cache_bytes),
-      run_cache_bytes_(options.run_cache_bytes) {
-  SLUICE_CHECK(reinterpret_cast<uintptr_t>(base) % kPageBytes == 0, "a pool starts on a page");
-  map_ = heap_.pages_.map();
-}
-
-Bemalloc::~Bemalloc() {
-  Registry& registry = Registry::Get();
-  const std::scoped_lock lock(registry.mutex);
-  registry.allocators.erase(number_);
-  DisownCaches();
-}
-
-void Bemalloc::Detach() {
-  Registry& registry = Registry::Get();
-  const std::scoped_lock lock(registry.mutex);
-  detached_.store(true, std::memory_order_relaxed);
-  DisownCaches();
-  end_.store(0, std::memory_order_relaxed);  // No buffer is freed by the fast path any more.
-}
-
-// With the registry locked no thread's cache can end meanwhile.
-void Bemalloc::DisownCaches() {
-  const std::scoped_lock lock(mutex_);
-  for (const auto& cache : caches_) cache->owner.store(nullptr, std::memory_order_relaxed);
-}
-
-Result<> Bemalloc::CheckOpen() const {
-  if (fork_generation_ != fork_generation.load(std::memory_order_relaxed)) {
-    return Fail(ErrorCode::kClosed,
-                "this pool belongs to the parent process; attach anew after fork()");
-  }
-  if (detached_.load(std::memory_order_relaxed)) {
-    return Fail(ErrorCode::kClosed,
-                "the pool was detached; its buffers cannot be allocated or freed any more");
-  }
-  return {};
-}
-
-// The calling thread's cache; null while the thread is ending.
-Result<bemalloc::ThreadCache*> Bemalloc::Cache() {
-  if (Result<> open = CheckOpen(); !open) return std::unexpected(open.error());
-  ThreadCache* cache = bemalloc::t_cache;
-  if (cache->owner.load(std::memory_order_relaxed) != this) {
-    if (ThreadCaches::gone()) return nullptr;
-    ThreadCaches& mine = ThreadCaches::Mine();
-    cache = mine.Find(number_);
-    if (cache == nullptr) cache = mine.Add(number_, this);
-    bemalloc::t_cache = cache;
-  }
-  if (const uint32_t epoch = flush_epoch_.load(std::memory_order_relaxed);
-      cache->flush_epoch != epoch) {
-    cache->flush_epoch = epoch;
-    FlushAll(*cache);
-    for (uint32_t i = 0; i < kSmallClasses; ++i) cache->bins[i].end = cache->bins[i].Begin();
-    cache->limit_bytes = 0;
-  }
-  return cache;
-}
-
-// A cache that no thread has, or a new one.
-std::shared_ptr<bemalloc::ThreadCache> Bemalloc::NewCache() {
-  const std::scoped_lock lock(mutex_);
-  for (const auto& cache : caches_) {
-    if (!cache->idle) continue;
-    cache->idle = false;
-    return cache;
-  }
-  caches_.push_back(std::make_shared<ThreadCache>());
-  caches_.back()->owner.store(this, std::memory_order_relaxed);
-  return caches_.back();
-}
-
-// The thread that had the cache is ending; the registry is locked, so this allocator lives.
-void Bemalloc::ReturnCache(ThreadCache& cache) {
-  if (!CheckOpen()) return;  // Nobody will use these buffers again.
-  FlushAll(cache);
-  const std::scoped_lock lock(mutex_);
-  heap_.RetireShard(cache);
-  ReclaimReturned();
-}
 
 void Bemalloc::AddBlocks(const BlockSource::Blocks& blocks) {
   heap_.AddBlocks(blocks.offset, blocks.bytes);
@@ -428,147 +239,6 @@ Result<> Bemalloc::DeallocateSlow(void* buffer) {
     CacheRun(**cache, found->size_class, item);
   }
   return {};
-}
-
-// The bin is full: it may hold more from now on, or else half of it goes to the heap.
-void Bemalloc::CacheSmall(ThreadCache& cache, uint32_t size_class, CachedBuffer buffer) {
-  CacheBin& bin = cache.bins[size_class];
-  if (!RaiseLimit(cache, size_class, bin.limit() == 0)) Flush(bin, (bin.count() + 1) / 2);
-  SLUICE_CHECK(bin.Top() < bin.end, "a flushed bin has room");
-  *bin.Top() = buffer;
-  bin.SetTop(bin.Top() + 1);
-}
-
-// Another thread's buffer: to that thread, or to the heap when the thread is gone or has enough to
-// take back already.
-Result<> Bemalloc::ReturnToShard(ThreadCache& cache, const Located& found) {
-  auto* shard = map_[found.start >> kPageShift]->shard();
-  // Every shard but the heap's own is a thread's cache, and lives as long as we do.
-  if (shard != &heap_.shared_ && shard != &heap_.parked_ &&
-      !shard->idle.load(std::memory_order_relaxed) &&
-      static_cast<ThreadCache*>(shard)->returned.Put(base_ + found.start, cache.next_hint++)) {
-    return {};
-  }
-  const std::scoped_lock lock(mutex_);
-  return heap_.Free(found.start);
-}
-
-// What other threads gave back goes into the thread's bins as far as those have room.
-void Bemalloc::TakeReturned(ThreadCache& cache) {
-  std::array<CachedBuffer, bemalloc::kMaxReturned> rest;
-  uint32_t rest_count = 0;
-  cache.returned.TakeAll([&](void* buffer) {
-    auto* address = static_cast<std::byte*>(buffer);
-    const auto offset = static_cast<uint64_t>(address - base_);
-    const Span* span = map_[offset >> kPageShift];
-    const auto product = static_cast<unsigned __int128>(offset - span->start) * span->magic;
-    const CachedBuffer item{address, span->states + static_cast<uint64_t>(product >> 64)};
-    CacheBin& bin = cache.bins[span->size_class];
-    if (bin.Top() < bin.end) {
-      *bin.Top() = item;
-      bin.SetTop(bin.Top() + 1);
-    } else if (rest_count < rest.size()) {
-      rest[rest_count++] = item;
-    } else {
-      FreeToHeap({&item, 1});  // Others kept putting while we took.
-    }
-  });
-  if (rest_count > 0) FreeToHeap({rest.data(), rest_count});
-}
-
-// What lies in any thread's list goes to the heap: before the pool grows or shrinks, no memory
-// shall wait for a thread that may be asleep. With the lock held.
-void Bemalloc::ReclaimReturned() {
-  for (const auto& cache : caches_) {
-    cache->returned.TakeAll([&](void* buffer) {
-      if (!heap_.Free(static_cast<uint64_t>(static_cast<std::byte*>(buffer) - base_)))
-        ++statistics_.racing_double_frees;
-    });
-  }
-}
-
-void Bemalloc::CacheRun(ThreadCache& cache, uint32_t size_class, CachedBuffer buffer) {
-  CacheBin& bin = cache.bins[size_class];
-  if (bin.Begin() == nullptr) {
-    cache.storage[size_class].reset(new CachedBuffer[kMaxRunsInBin]);
-    bin.SetStorage(cache.storage[size_class].get());
-  }
-  uint64_t run_bytes = cache.run_bytes.load(std::memory_order_relaxed);
-  if (bin.count() == kMaxRunsInBin) {
-    Flush(bin, kMaxRunsInBin / 2);
-    run_bytes -= kMaxRunsInBin / 2 * bemalloc::ClassBytes(size_class);
-  }
-  *bin.Top() = buffer;
-  bin.SetTop(bin.Top() + 1);
-  run_bytes += bemalloc::ClassBytes(size_class);
-  while (run_bytes > run_cache_bytes_.load(std::memory_order_relaxed)) {
-    CacheBin& victim = cache.bins[cache.next_run_victim];
-    run_bytes -= victim.count() * bemalloc::ClassBytes(cache.next_run_victim);
-    Flush(victim, victim.count());
-    if (++cache.next_run_victim == bemalloc::kClasses) cache.next_run_victim = kSmallClasses;
-  }
-  cache.run_bytes.store(run_bytes, std::memory_order_relaxed);
-}
-
-// Lets the bin hold more, at others' cost when `steal` and the thread's bound is reached. False: it
-// holds no more.
-bool Bemalloc::RaiseLimit(ThreadCache& cache, uint32_t size_class, bool steal) {
-  CacheBin& bin = cache.bins[size_class];
-  const uint32_t most = MaxInBin(size_class);
-  if (bin.Begin() == nullptr) {
-    cache.storage[size_class].reset(new CachedBuffer[most]);
-    bin.end = cache.storage[size_class].get();
-    bin.SetStorage(bin.end);
-  }
-  const uint64_t slot_bytes = bemalloc::SmallClassBytes(size_class);
-  const uint32_t more = std::min(most - bin.limit(), std::max(bin.limit() / 2, 1u));
-  if (more == 0) return false;
-  if (cache.limit_bytes + more * slot_bytes > small_cache_bytes_.load(std::memory_order_relaxed)) {
-    if (!steal) return false;
-    uint64_t lowered = 0;
-    for (uint32_t tries = 0; tries < kSmallClasses && lowered < more * slot_bytes; ++tries) {
-      lowered += LowerSomeLimit(cache, size_class);
-    }
-  }
-  cache.limit_bytes += more * slot_bytes;
-  bin.end += more;
-  return true;
-}
-
-// Lowers the limit of the next bin in turn that has one; by how many bytes.
-uint64_t Bemalloc::LowerSomeLimit(ThreadCache& cache, uint32_t but_not) {
-  const uint32_t victim = cache.next_victim;
-  cache.next_victim = (victim + 1) % kSmallClasses;
-  CacheBin& bin = cache.bins[victim];
-  if (victim == but_not || bin.limit() <= 1) return 0;
-  const uint32_t less = (bin.limit() + 3) / 4;
-  if (bin.count() > bin.limit() - less) Flush(bin, bin.count() - (bin.limit() - less));
-  bin.end -= less;
-  const uint64_t bytes = less * uint64_t{bemalloc::SmallClassBytes(victim)};
-  cache.limit_bytes -= bytes;
-  return bytes;
-}
-
-void Bemalloc::FreeToHeap(std::span<const CachedBuffer> buffers) {
-  const std::scoped_lock lock(mutex_);
-  for (const CachedBuffer& buffer : buffers) {
-    const Result<> freed = heap_.Free(static_cast<uint64_t>(buffer.address - base_));
-    // Only a double free that raced with itself put one buffer into two caches.
-    if (!freed) ++statistics_.racing_double_frees;
-  }
-}
-
-// The oldest buffers of a bin go back to the heap.
-void Bemalloc::Flush(CacheBin& bin, uint32_t count) {
-  if (count == 0) return;
-  FreeToHeap({bin.Begin(), count});
-  std::copy(bin.Begin() + count, bin.Top(), bin.Begin());
-  bin.SetTop(bin.Top() - count);
-}
-
-void Bemalloc::FlushAll(ThreadCache& cache) {
-  for (CacheBin& bin : cache.bins) Flush(bin, bin.count());
-  cache.run_bytes.store(0, std::memory_order_relaxed);
 }
 
 std::span<std::byte> Bemalloc::Find(const void* inside) const {

@@ -12,6 +12,8 @@
 namespace sluice::bemalloc {
 
 constexpr uint32_t kMaxReturned = 64;
+constexpr uint64_t kMaxBinBytes = 256 * kKiB;  // In one bin of a small class.
+constexpr uint32_t kMaxRunsInBin = 16;
 
 // What the state byte of a buffer says.
 enum BufferState : uint8_t {
