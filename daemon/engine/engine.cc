@@ -478,6 +478,8 @@ void Engine::Tick(uint64_t now_ns) {
     Scan(now_ns);
   }
   if (!session_alive_) return;
+  // Any byte is a sign of life, also of a message that takes long to be whole.
+  if (queue_pair_) last_heard_ns_ = std::max(last_heard_ns_, queue_pair_->last_heard_ns());
   if (now_ns - last_heard_ns_ > tunables_.keepalive_timeout_ns) {
     return EndSession(ETIMEDOUT, "the peer daemon was silent for the keepalive timeout", now_ns);
   }
