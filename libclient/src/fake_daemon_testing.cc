@@ -201,7 +201,9 @@ void FakeDaemon::Run() {
       connection_.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (waited[2].revents != 0 && connection_.valid()) {
       lock.unlock();
-      if (!Serve()) connection_.Reset();
+      if (Serve()) continue;
+      lock.lock();
+      connection_.Reset();
     }
   }
 }
@@ -336,7 +338,10 @@ void FakeDaemon::SendError(uint32_t request, int error, std::string_view text) {
   Send(answer, Type::kError, request);
 }
 
-void FakeDaemon::HangUp() { shutdown(connection_.get(), SHUT_RDWR); }
+void FakeDaemon::HangUp() {
+  std::unique_lock lock(mutex_);
+  shutdown(connection_.get(), SHUT_RDWR);
+}
 
 FakeDaemon::Port& FakeDaemon::OpenPort(uint32_t channel, uint32_t io_thread) {
   std::unique_lock lock(mutex_);

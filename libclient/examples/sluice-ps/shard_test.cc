@@ -19,7 +19,9 @@ std::vector<std::byte> Encode(const RequestHeader& header, const std::vector<uin
   std::vector<std::byte> message(sizeof(header) + rows.size() * sizeof(uint32_t) +
                                  gradients.size() * sizeof(float));
   std::memcpy(message.data(), &header, sizeof(header));
-  std::memcpy(message.data() + sizeof(header), rows.data(), rows.size() * sizeof(uint32_t));
+  if (!rows.empty()) {
+    std::memcpy(message.data() + sizeof(header), rows.data(), rows.size() * sizeof(uint32_t));
+  }
   if (!gradients.empty()) {
     std::memcpy(message.data() + sizeof(header) + rows.size() * sizeof(uint32_t), gradients.data(),
                 gradients.size() * sizeof(float));
