@@ -197,12 +197,15 @@ void FakeDaemon::Run() {
     poll(waited, 3, -1);
     std::unique_lock lock(mutex_);
     if (stopping_) return;
-    if (waited[1].revents != 0)
-      connection_.Reset(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (waited[2].revents != 0 && connection_.valid()) {
-      lock.unlock();
-      if (Serve()) continue;
-      lock.lock();
+    if (waited[1].revents != 0) {
+      Fd accepted(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      std::lock_guard connection(connection_mutex_);
+      connection_ = std::move(accepted);
+      continue;
+    }
+    lock.unlock();
+    if (waited[2].revents != 0 && !Serve()) {
+      std::lock_guard connection(connection_mutex_);
       connection_.Reset();
     }
   }
@@ -326,6 +329,7 @@ void FakeDaemon::SendBytes(std::span<const std::byte> bytes, const std::vector<i
     item->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
     std::memcpy(CMSG_DATA(item), descriptors.data(), descriptors.size() * sizeof(int));
   }
+  std::lock_guard lock(connection_mutex_);
   sendmsg(connection_.get(), &message, MSG_NOSIGNAL);
 }
 
@@ -339,7 +343,7 @@ void FakeDaemon::SendError(uint32_t request, int error, std::string_view text) {
 }
 
 void FakeDaemon::HangUp() {
-  std::unique_lock lock(mutex_);
+  std::lock_guard lock(connection_mutex_);
   shutdown(connection_.get(), SHUT_RDWR);
 }
 

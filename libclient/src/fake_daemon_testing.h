@@ -135,6 +135,7 @@ class FakeDaemon {
 
   const std::string path_;
   const Options options_;
+  std::mutex connection_mutex_;  // For who uses connection_ but does not serve it; taken last.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::thread thread_;
