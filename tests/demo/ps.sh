@@ -52,7 +52,7 @@ ps_start_workers() {
 ps_progress() {
   local folder=$1
   tail -q -n 1 "$folder"/worker-?.log 2>/dev/null | awk '
-    { for (i = 2; i <= NF; ++i) { split($i, pair, "="); sum[pair[1]] += pair[2]
+    / at_s=/ { for (i = 2; i <= NF; ++i) { split($i, pair, "="); sum[pair[1]] += pair[2]
         if (pair[2] + 0 > max[pair[1]]) max[pair[1]] = pair[2] + 0 } }
     END { if (max["at_s"] > 0)
       printf "%4d s  fetch %6d/s  push %6d/s  %6.3f GB/s  p99 %8.0f us  verified %12.0f  wrong %d  unknown %d",
@@ -63,31 +63,61 @@ ps_progress() {
 ps_show_progress() {
   local folder=$1 line
   line=$(ps_progress "$folder")
-  if [[ -t 1 ]]; then printf '\r\e[K    %s' "$line"; elif [[ -n $line ]]; then printf '    %s\n' "$line"; fi
+  [[ -n $line ]] || return 0
+  if [[ -t 1 ]]; then printf '\r\e[K    %s' "$line"; else printf '    %s\n' "$line"; fi
 }
 
-# ps_run FOLDER SECONDS [HOST]: one run; with HOST, that host's daemon is killed after a third and started again.
-# Afterwards PS_FILES is what `sluice-ps report` wants to know of it. Failures of processes show in their files.
+# Whether every worker's last progress line, at least the LINES-th, shows all its links up and work done.
+ps_all_work() {
+  local folder=$1 lines=$2 log line
+  for log in "$folder"/worker-?.log; do
+    line=$(tail -n 1 "$log")
+    (($(wc -l <"$log") >= lines)) || return 1
+    [[ $line == *" links=$PS_SHARDS/$PS_SHARDS "* && $line != *" fetch_per_s=0 push_per_s=0 "* ]] || return 1
+  done
+}
+
+# Kills the host's daemon once the workers work, starts it again, and ends the run when they work again, but not before
+# its time. Gives up after a minute more: that shows in the report as a fault without recovery.
+ps_kill_and_watch() {
+  local folder=$1 seconds=$2 victim=$3 started=$SECONDS killed='' lines=1
+  while kill -0 "${PS_WORKER_PIDS[@]}" 2>/dev/null; do
+    sleep 1
+    ps_show_progress "$folder"
+    if [[ -z $killed ]] && ((SECONDS - started >= seconds / 3)) && ps_all_work "$folder" 2; then
+      stop_daemon "$victim" KILL
+      start_daemon "$victim"
+      killed=yes
+      lines=$(($(cat "$folder"/worker-?.log | wc -l) + 2))
+    elif [[ -n $killed ]] && ((SECONDS - started >= seconds)) && ps_all_work "$folder" $((lines / PS_WORKERS)); then
+      break
+    fi
+    ((SECONDS - started < seconds + 60)) || break
+  done
+  kill -TERM "${PS_WORKER_PIDS[@]}" 2>/dev/null || true
+}
+
+# ps_run FOLDER SECONDS [HOST]: one run; with HOST, that host's daemon is killed under it and started again. Afterwards
+# PS_FILES is what `sluice-ps report` wants to know of it. Failures of processes show in their files.
 ps_run() {
-  local folder=$1 seconds=$2 victim=${3:-} host i started kill_at=-1
+  local folder=$1 seconds=$2 victim=${3:-} host i deadline
   local -A ticks=()
   mkdir -p "$folder"
   ps_start_servers "$folder"
   for host in ps worker; do ticks[$host]=$(ps_cpu_ticks "${DAEMON_PID[$host]}"); done
-  ps_start_workers "$folder" "$seconds"
-  started=$SECONDS
-  [[ -z $victim ]] || kill_at=$((seconds / 3))
+  if [[ -n $victim ]]; then
+    ps_start_workers "$folder" 0
+    ps_kill_and_watch "$folder" "$seconds" "$victim"
+    ticks[$victim]=0
+  else
+    ps_start_workers "$folder" "$seconds"
+  fi
+  # The workers end by themselves; one that does not is a failure that must not hang the demo.
+  deadline=$((SECONDS + seconds + 60))
   while kill -0 "${PS_WORKER_PIDS[@]}" 2>/dev/null; do
     sleep 1
-    if ((kill_at >= 0 && SECONDS - started >= kill_at)); then
-      stop_daemon "$victim" KILL
-      start_daemon "$victim"
-      ticks[$victim]=0
-      kill_at=-1
-    fi
     ps_show_progress "$folder"
-    # The workers end by themselves; one that does not is a failure that must not hang the demo.
-    ((SECONDS - started < seconds + 30)) || kill -KILL "${PS_WORKER_PIDS[@]}" 2>/dev/null || true
+    ((SECONDS < deadline)) || kill -KILL "${PS_WORKER_PIDS[@]}" 2>/dev/null || true
   done
   [[ ! -t 1 ]] || printf '\n'
   wait "${PS_WORKER_PIDS[@]}" 2>/dev/null || true
@@ -120,6 +150,8 @@ demo_run() {
   say "The same, while the workers' daemon is killed (SIGKILL) and started again"
   ps_run "$folder/worker" "$seconds" worker
   fault_of_worker=$PS_FILES
+  stop_daemon worker
+  stop_daemon ps
 
   "$SLUICE_BIN/libclient/examples/sluice-ps/sluice-ps" report --steady "steady$steady" \
     --fault "SIGKILL of the servers' sluiced$fault_of_ps" --fault "SIGKILL of the workers' sluiced$fault_of_worker" \

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <ranges>
 
 #include "values.h"
 
@@ -32,15 +31,22 @@ Operations::Operations(const WorkloadOptions& options)
   }
 }
 
+bool Operations::AskedForOwnRows() const {
+  for (uint32_t shard = 0; shard < queues_.size(); ++shard) {
+    if (queues_[shard].caught_up_rows < rows_.OwnRows(shard)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Operations::CaughtUp() const { return AskedForOwnRows() && catching_up_ == 0; }
+
 bool Operations::Begin(uint64_t now_ns) {
   if (idle_.empty()) {
     return false;
   }
-  const auto needs_catch_up = [&](uint32_t shard) {
-    return queues_[shard].caught_up_rows < rows_.OwnRows(shard);
-  };
-  const auto shards = std::views::iota(0u, options_.shape.shards);
-  const bool catch_up = std::ranges::any_of(shards, needs_catch_up);
+  const bool catch_up = !AskedForOwnRows();
   if (!catch_up && catching_up_ > 0) {
     return false;
   }
@@ -55,7 +61,7 @@ bool Operations::Begin(uint64_t now_ns) {
   operation.outcome = Outcome::kOk;
   operation.begun_ns = now_ns;
   operation.pending = options_.shape.shards;
-  for (const uint32_t shard : shards) {
+  for (uint32_t shard = 0; shard < options_.shape.shards; ++shard) {
     SubRequest& sub = operation.subs[shard];
     sub.request = next_request_++;
     sub.operation = index;

@@ -74,6 +74,9 @@ class Operations {
   bool Begin(uint64_t now_ns);
   uint64_t outstanding() const { return busy_; }
 
+  // Whether all own rows are known; only then do counted operations begin.
+  bool CaughtUp() const;
+
   // The next request for this shard: its size (0: none), its bytes, and that it has been sent.
   size_t NextBytes(uint32_t shard) const;
   void EncodeNext(uint32_t shard, std::span<std::byte> message) const;
@@ -116,6 +119,7 @@ class Operations {
     uint32_t caught_up_rows = 0;  // Own rows asked for at the start.
   };
 
+  bool AskedForOwnRows() const;
   void FillCatchUp(uint32_t shard, SubRequest& sub);
   void FillFetch(uint32_t shard, SubRequest& sub);
   void FillPush(uint32_t shard, SubRequest& sub);

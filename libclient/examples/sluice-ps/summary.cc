@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -194,8 +195,10 @@ json PrintSteady(const Total& total) {
 json PrintFault(const RunFiles& run, const Total& total) {
   const uint64_t operations = total.fetch.operations + total.push.operations;
   const uint64_t unknown = total.fetch.unknown + total.push.unknown;
-  std::printf("  %-34s %9.0f %11llu %9llu %8llu %6llu %11llu %6llu\n", run.name.c_str(),
-              total.outage_ms, static_cast<unsigned long long>(operations),
+  const std::string outage = total.outage_ms < 0 ? "none"
+                                                 : std::to_string(std::lround(total.outage_ms));
+  std::printf("  %-34s %9s %11llu %9llu %8llu %6llu %11llu %6llu\n", run.name.c_str(),
+              outage.c_str(), static_cast<unsigned long long>(operations),
               static_cast<unsigned long long>(unknown),
               static_cast<unsigned long long>(total.pushes_resent),
               static_cast<unsigned long long>(total.lost),

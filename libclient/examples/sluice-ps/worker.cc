@@ -15,6 +15,7 @@ constexpr uint64_t kNsPerMs = 1'000'000;
 constexpr uint64_t kNsPerSecond = 1'000'000'000;
 constexpr uint64_t kFirstBackoffNs = 10 * kNsPerMs;
 constexpr uint64_t kLongestBackoffNs = 500 * kNsPerMs;
+constexpr uint64_t kCatchUpTimeoutNs = 30 * kNsPerSecond;
 constexpr double kNsPerSecondF = 1e9;
 
 }  // namespace
@@ -48,11 +49,16 @@ Worker::~Worker() {
 
 void Worker::Run(const volatile std::sig_atomic_t& stop) {
   const auto duration_ns = static_cast<uint64_t>(options_.seconds * kNsPerSecondF);
-  start_ns_ = now_ns_ = printed_.at_ns = NowNs();
-  while (stop == 0 && !stats_.gave_up && (duration_ns == 0 || now_ns_ - start_ns_ < duration_ns)) {
-    RunOnce(true, kIdleWaitMs);
-    if (!options_.quiet && now_ns_ - printed_.at_ns >= kNsPerSecond) {
-      PrintProgress();
+  // Twice: connecting and learning the own rows are not measured.
+  for (const bool measured : {false, true}) {
+    start_ns_ = now_ns_ = printed_.at_ns = NowNs();
+    while (stop == 0 && !stats_.gave_up && (measured || !operations_.CaughtUp()) &&
+           (duration_ns == 0 ||
+            now_ns_ - start_ns_ < std::max(duration_ns, measured ? 0 : kCatchUpTimeoutNs))) {
+      RunOnce(true, kIdleWaitMs);
+      if (!options_.quiet && now_ns_ - printed_.at_ns >= kNsPerSecond) {
+        PrintProgress();
+      }
     }
   }
   stop_ns_ = now_ns_;
