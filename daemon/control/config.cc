@@ -319,4 +319,11 @@ uint64_t NodeLimitBytes(const Config& config) {
   return static_cast<uint64_t>(info.totalram) * info.mem_unit / 2;
 }
 
+uint32_t CountersMode(const Config& config) {
+  // One of three texts, as the table of keys says.
+  return config.daemon.counters_mode == "0600"   ? 0600
+         : config.daemon.counters_mode == "0644" ? 0644
+                                                 : 0640;
+}
+
 }  // namespace sluice

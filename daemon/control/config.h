@@ -24,6 +24,7 @@ struct DaemonConfig {
   std::string idle = "adaptive";
   uint32_t spin_us = 20;
   uint32_t drain_timeout_ms = 5'000;
+  std::string counters_mode = "0640";
 };
 
 struct PeerConfig {
@@ -121,5 +122,6 @@ Tunables ToTunables(const Config& config);
 LocalLimits ToLocalLimits(const Config& config);
 io::Configure ToIoConfigure(const Config& config);
 uint64_t NodeLimitBytes(const Config& config);
+uint32_t CountersMode(const Config& config);  // As chmod takes it.
 
 }  // namespace sluice

@@ -107,6 +107,9 @@ std::vector<Key<Config>> MakeConfigKeys() {
       "How long an idle I/O thread looks for work before it sleeps, with idle = \"adaptive\"."),
     In<daemon, &D::drain_timeout_ms>("daemon.drain_timeout_ms", kLive, 0, 600'000,
       "How long a shutdown waits for operations in flight; what is left then ends as UNKNOWN."),
+    In<daemon, &D::counters_mode>("daemon.counters_mode", kRestart, 0, 4,
+      "Mode of the counters file in `run_dir`, which `sluicectl errors` reads when the daemon hangs or is dead.",
+      {"0600", "0640", "0644"}),
 
     In<peer, &P::listen>("peer.listen", kRestart, 0, 16,
       "Addresses to take peers' connections on, as \"ADDRESS[:PORT]\" or \"[IPV6]:PORT\". Empty: dial only.",

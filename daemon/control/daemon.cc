@@ -218,6 +218,10 @@ Result<> Daemon::StartClients() {
 Result<> Daemon::StartOperatorSurface() {
   status_ = std::make_unique<StatusCollector>(loop_, MakeStatusParts());
   service_ = std::make_unique<ServiceManager>(loop_, *status_);
+  auto recorder = FlightRecorder::Start(loop_, *status_, at_start_.daemon.run_dir + "/counters",
+                                        CountersMode(at_start_), instance_);
+  if (!recorder) return std::unexpected(recorder.error());
+  recorder_ = *std::move(recorder);
   store_.SetApplier([this](const Config&, const Config& after) { return Apply(after); });
   admin_ = std::make_unique<AdminServer>(loop_, at_start_.daemon.run_dir + "/admin.sock");
   RegisterAdminVerbs(*admin_, {loop_, *status_, store_, [this] { Drain("asked by sluicectl"); }});

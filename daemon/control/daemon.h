@@ -14,6 +14,7 @@
 #include "daemon/control/config.h"
 #include "daemon/control/config_store.h"
 #include "daemon/control/event_loop.h"
+#include "daemon/control/flight_recorder.h"
 #include "daemon/control/http.h"
 #include "daemon/control/peers.h"
 #include "daemon/control/run_directory.h"
@@ -81,6 +82,7 @@ class Daemon {
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<ClientServer> clients_;
   std::unique_ptr<StatusCollector> status_;
+  std::unique_ptr<FlightRecorder> recorder_;
   std::unique_ptr<AdminServer> admin_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<ServiceManager> service_;

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/control/http.h"
 
+#include <arpa/inet.h>
 #include <civetweb.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <chrono>
 #include <condition_variable>
+#include <future>
 #include <mutex>
 #include <optional>
 #include <string_view>
 
+#include "daemon/control/config_check.h"
 #include "daemon/control/log.h"
 #include "daemon/control/metrics.h"
 #include "daemon/control/status_json.h"
@@ -153,6 +158,23 @@ Result<> HttpServer::Start() {
   return {};
 }
 
+// Connects to ourselves and leaves again.
+void HttpServer::Knock() const {
+  const auto target = ParseNumericAddress(listen_.substr(0, listen_.rfind(':')), port_);
+  if (!target) return;
+  sockaddr_in v4{};
+  v4.sin_family = AF_INET;
+  v4.sin_port = htons(port_);
+  sockaddr_in6 v6{};
+  v6.sin6_family = AF_INET6;
+  v6.sin6_port = htons(port_);
+  const bool is_v4 = inet_pton(AF_INET, target->address.c_str(), &v4.sin_addr) == 1;
+  if (!is_v4 && inet_pton(AF_INET6, target->address.c_str(), &v6.sin6_addr) != 1) return;
+  const Fd fd(socket(is_v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const auto* address = is_v4 ? reinterpret_cast<sockaddr*>(&v4) : reinterpret_cast<sockaddr*>(&v6);
+  (void)connect(fd.get(), address, is_v4 ? sizeof(v4) : sizeof(v6));  // Only an attempt to hurry.
+}
+
 void HttpServer::Stop() {
   if (context_ == nullptr) return;
   {
@@ -161,7 +183,10 @@ void HttpServer::Stop() {
     shared_->changed.notify_all();
   }
   shared_->gone = true;
-  mg_stop(context_);  // Joins its threads, which wait for nothing any more.
+  // Joins its threads. The one that accepts looks for the end only every two seconds unless
+  // somebody connects, so somebody does.
+  const auto stopped = std::async(std::launch::async, [this] { mg_stop(context_); });
+  while (stopped.wait_for(std::chrono::milliseconds(10)) != std::future_status::ready) Knock();
   mg_exit_library();
   context_ = nullptr;
 }

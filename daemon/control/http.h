@@ -36,6 +36,7 @@ class HttpServer {
 
  private:
   struct Shared;
+  void Knock() const;
   static int OnRequest(mg_connection* connection, void* self);
 
   EventLoop& loop_;

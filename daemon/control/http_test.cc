@@ -54,8 +54,11 @@ NodeStatus BusyNode() {
 class FakeStatus final : public StatusSource {
  public:
   void Collect(Callback done) override {
+    ++asked;
+    asked.notify_all();
     if (!hangs) done(status);
   }
+  std::atomic<int> asked = 0;
   NodeStatus status = BusyNode();
   std::atomic<bool> hangs = false;
 };
@@ -169,6 +172,7 @@ TEST_F(Http, IsNotAliveWhenTheControlThreadHangs) {
 TEST_F(Http, StopsAtOnceWhileRequestsWait) {
   status_.hangs = true;
   std::thread waiting([this] { Get("/metrics"); });
+  status_.asked.wait(0);
   StopAll();
   waiting.join();
 }
