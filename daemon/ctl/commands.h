@@ -41,4 +41,13 @@ int ShowConfigHistory(Session& session);
 // Asks for a clean shutdown; with `wait_s` above 0 also waits until the daemon has gone.
 int Drain(Session& session, double wait_s);
 
+// From the counters file, which the daemon leaves also when it dies: distinct warnings and errors;
+// with `everything` also counters and the last events. An empty `file`: that beside the socket.
+int ShowErrors(Session& session, const std::string& file, bool everything);
+
+// Looks for what is wrong with this host and its daemon.
+int Doctor(Session& session);
+// Packs what a developer needs to see into one archive; a dry run only lists it.
+int BugReport(Session& session, const std::string& output, bool dry_run);
+
 }  // namespace sluice::ctl

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "daemon/control/admin_verbs.h"
+#include "shm_proto/counters_file.h"
 
 namespace sluice::control {
 namespace {
@@ -296,14 +297,56 @@ TEST_F(CtlAlone, EndsWithThreeAndSaysWhatToDoWithoutADaemon) {
   }
 }
 
+TEST_F(CtlAlone, ReadsTheErrorsOfADeadDaemon) {
+  EXPECT_EQ(Run("errors").code, 3);
+  {
+    auto writer = CountersWriter::Create(directory_ + "/counters", 0600, 1);
+    ASSERT_TRUE(writer);
+    writer->AddError(4, "dial", "dial failed \x1b[31m", 1'000);
+    writer->AddEvent(2, "ready", 1'000);
+    writer->SetCounter("sockets", 5);
+  }
+  const Ended dead = Run("errors --all");
+  EXPECT_EQ(dead.code, 1);
+  EXPECT_THAT(dead.out, HasSubstr("dead or hanging"));
+  EXPECT_THAT(dead.out, HasSubstr("dial failed ?[31m"));
+  EXPECT_THAT(dead.out, HasSubstr("ready"));
+  const Json json = Json::parse(Run("--json errors --file " + directory_ + "/counters").out);
+  EXPECT_EQ(json["alive"], false);
+  EXPECT_EQ(json["errors"][0]["count"], 1);
+  EXPECT_EQ(json["counters"]["sockets"], 5);
+  std::ofstream(directory_ + "/counters") << "rubbish";
+  EXPECT_EQ(Run("errors").code, 3);
+}
+
+TEST_F(CtlAlone, DoctorSaysWhatToFixAndEndsWithOne) {
+  const Ended ended = Run("doctor");
+  EXPECT_EQ(ended.code, 1) << "there is no daemon";
+  EXPECT_THAT(ended.out, HasSubstr("FIX   daemon: cannot reach sluiced"));
+  EXPECT_THAT(ended.out, HasSubstr("shared memory"));
+  const Json json = Json::parse(Run("--json doctor").out);
+  for (const Json& finding : json) {
+    EXPECT_TRUE(finding["severity"] != "fix" || finding["advice"] != "") << finding;
+  }
+}
+
+TEST_F(CtlAlone, PacksABugReportAlsoWithoutADaemon) {
+  const std::string archive = directory_ + "/report.tar.gz";
+  EXPECT_EQ(Run("bugreport --dry-run --output " + archive).code, 0);
+  EXPECT_FALSE(std::filesystem::exists(archive));
+  ASSERT_EQ(Run("bugreport --output " + archive).code, 0);
+  EXPECT_EQ(std::system(("tar -tzf " + archive + " | grep -q doctor.json").c_str()), 0);
+  EXPECT_EQ(Run("bugreport --output /nonexistent/x.tar.gz").code, 1);
+}
+
 TEST_F(CtlAlone, SurvivesAnswersThatMakeNoSense) {
   for (const std::string bytes : {"rubbish\n", "[]\n", "{}\n", "{\"ok\":1}\n", "{\"ok\":false}\n",
                                   "{\"ok\":false,\"error\":7}\n", "{\"ok\":true,\"result\":7}\n",
                                   "{\"ok\":true,\"result\":[1,[],null]}\n", "{\"ok\":true}\n"}) {
     const std::string path = directory_ + "/admin.sock";
     const Rubbish server(path, bytes);
-    for (const char* verb : {"status", "engines", "config show", "config history", "reload",
-                             "get x", "version", "explain x", "top --count 1 --interval 0.01"}) {
+    for (const char* verb : {"status", "engines", "config history", "reload", "get x", "version",
+                             "explain x", "top --count 1 --interval 0.01"}) {
       const Ended ended = Run(verb);
       EXPECT_THAT(ended.code, testing::AllOf(testing::Ge(0), testing::Le(4)))
           << verb << " " << bytes << ended.error;

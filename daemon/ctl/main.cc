@@ -22,6 +22,8 @@ struct Arguments {
   bool json = false;
   std::string engine, key, shell = "bash";
   std::vector<std::string> words;
+  std::string file, output = "sluice-bugreport.tar.gz";
+  bool everything = false, dry_run = false;
   double interval_s = 1, wait_s = 0;
   int count = 0;
 };
@@ -89,6 +91,32 @@ void AddChanging(CLI::App& app, Arguments& arguments, Command& chosen) {
   });
 }
 
+void AddSupport(CLI::App& app, Arguments& arguments, Command& chosen) {
+  CLI::App* errors = app.add_subcommand(
+      "errors",
+      "Distinct warnings and errors with their counts, also when the daemon hangs or is dead");
+  errors->add_option("--file", arguments.file, "The counters file; else that beside the socket");
+  errors->add_flag("--all", arguments.everything, "Counters and the last events too");
+  errors->callback([&] {
+    chosen = [&](Session& session) {
+      return ShowErrors(session, arguments.file, arguments.everything);
+    };
+  });
+  app.add_subcommand(
+         "doctor",
+         "What is wrong with this host or its daemon; exit code 1 when something must be fixed")
+      ->callback([&] { chosen = Doctor; });
+  CLI::App* report = app.add_subcommand("bugreport",
+                                        "Pack what a developer needs to see into one archive");
+  report->add_option("--output", arguments.output, "The archive")->capture_default_str();
+  report->add_flag("--dry-run", arguments.dry_run, "Only list what would be in it");
+  report->callback([&] {
+    chosen = [&](Session& session) {
+      return BugReport(session, arguments.output, arguments.dry_run);
+    };
+  });
+}
+
 int Main(int argc, char** argv) {
   CLI::App app{
       "Look at the node's transport daemon and steer it.\n"
@@ -105,6 +133,7 @@ int Main(int argc, char** argv) {
   app.fallthrough();
   AddLooking(app, arguments, chosen);
   AddChanging(app, arguments, chosen);
+  AddSupport(app, arguments, chosen);
   CLI::App* completion = app.add_subcommand("completion", "A completion script for a shell");
   completion->add_option("shell", arguments.shell, "bash")->check(CLI::IsMember({"bash"}));
   completion->callback([&] {
