@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "daemon/control/admin_verbs.h"
+#include "daemon/control/config_check.h"
 #include "daemon/control/key_file.h"
 #include "daemon/control/log.h"
 #include "daemon/control/version.h"
@@ -57,13 +58,11 @@ LogSettings LogSettingsOf(const Config& config) {
   return {ParseLogLevel(config.log.level), config.log.format == "json", config.log.rate_per_s};
 }
 
-// "address:port" or "[v6]:port" as the configuration has checked it.
-Result<SocketAddress> ListenAddress(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  std::string ip = text.substr(0, colon);
-  if (ip.starts_with('[') && ip.ends_with(']')) ip = ip.substr(1, ip.size() - 2);
-  const auto port = static_cast<uint16_t>(std::stoul(text.substr(colon + 1)));
-  if (auto address = SocketAddress::Parse(ip, port)) return *address;
+// As the configuration has checked it; the port may be missing.
+Result<SocketAddress> ListenAddress(const std::string& text, uint16_t default_port) {
+  if (const auto split = ParseNumericAddress(text, default_port)) {
+    if (auto address = SocketAddress::Parse(split->address, split->port)) return *address;
+  }
   return Fail(ErrorCode::kInvalid,
               "peer.listen: \"" + text + "\" is no numeric address and port, like 0.0.0.0:4500");
 }
@@ -174,7 +173,7 @@ Result<> Daemon::StartPeers() {
   settings.handshake.name = at_start_.daemon.name.empty() ? HostName() : at_start_.daemon.name;
   settings.handshake.limits = ToLocalLimits(at_start_);
   for (const std::string& text : at_start_.peer.listen) {
-    auto address = ListenAddress(text);
+    auto address = ListenAddress(text, static_cast<uint16_t>(at_start_.peer.port));
     if (!address) return std::unexpected(address.error());
     settings.listen.push_back(*address);
   }
