@@ -21,7 +21,7 @@ Port::Port(ClientView& client, uint32_t channel, RingMemory submissions, RingMem
 bool Port::Take(Descriptor& request) {
   if (reserved_ >= max_operations_ || !completions_.HasRoom(reserved_ + 1)) return false;
   if (!submissions_.Pop(request)) return false;
-  submissions_.Release();
+  if (submissions_.Release()) RingDoorbell();  // The client waits for room.
   ++reserved_;
   ++submitted;
   return true;
@@ -62,7 +62,10 @@ bool Port::TellWaiting() {
 void Port::Publish() {
   if (!unpublished_ || removing) return;
   unpublished_ = false;
-  if (!completions_.Publish()) return;
+  if (completions_.Publish()) RingDoorbell();
+}
+
+void Port::RingDoorbell() {
   ++doorbells;
   // Full or closed at the other end: it has been rung already, or nobody is there to hear.
   const char ring = 1;

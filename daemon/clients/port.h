@@ -64,6 +64,8 @@ class Port {
   uint32_t operations_in_flight() const { return reserved_; }
 
  private:
+  void RingDoorbell();
+
   ClientView* client_;
   uint32_t channel_;
   uint32_t max_operations_;
