@@ -257,9 +257,6 @@ void Daemon::OnIoMessages() {
   io::FromIo message = io::Stopped{};
   for (int i = 0; i < kIoMessagesPerTurn && from_io_.Take(message); ++i) {
     if (const auto* lost = std::get_if<io::PathLost>(&message)) {
-      LogInfo(
-          "path to a peer lost",
-          {{"peer", lost->peer}, {"session_over", lost->session_over}, {"reason", lost->reason}});
       peers_->OnPathLost(*lost);
     } else if (std::holds_alternative<io::Stopped>(message)) {
       OnThreadStopped();
