@@ -60,10 +60,9 @@ struct alignas(64) Descriptor {
       uint64_t unused[3];
     } region;
     struct {
-      uint32_t outcome;            // Outcome.
-      int32_t error;               // 0 or an errno value saying why.
-      uint32_t peer_ipv4_or_zero;  // kAccepted: for display only.
-      uint32_t service;            // kAccepted: the listener's service.
+      uint32_t outcome;  // Outcome.
+      int32_t error;     // 0 or an errno value saying why.
+      uint32_t service;  // kAccepted: the listener's service.
       uint64_t unused[3];
     } result;
     uint64_t free_offsets[kFreesPerDescriptor];

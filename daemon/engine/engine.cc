@@ -61,9 +61,9 @@ bool Engine::OnPathUp(std::unique_ptr<transport::QueuePair> queue_pair,
   if (queue_pair_) {  // The peer lost the old path before we noticed; the new one replaces it.
     path_broken_ = true;
     break_reason_ = "replaced by a new path";
-    LosePath(now_ns);
+    LosePath();
   }
-  if (session_alive_ && !same_session) SessionOver(ECONNRESET, "the peer daemon restarted", now_ns);
+  if (session_alive_ && !same_session) SessionOver(ECONNRESET, "the peer daemon restarted");
 
   session_ = session;
   session_alive_ = true;
@@ -105,7 +105,7 @@ void Engine::BreakPath(std::string reason) {
 
 // Outside the completion loop: destroying the queue pair is the fence after which no memory of ours
 // is touched.
-void Engine::LosePath(uint64_t now_ns) {
+void Engine::LosePath() {
   queue_pair_.reset();
   path_broken_ = false;
   resuming_ = false;
@@ -126,7 +126,7 @@ void Engine::LosePath(uint64_t now_ns) {
     socket = next;
   }
   host_.PathLost(*this, false, break_reason_);
-  if (std::exchange(peer_said_goodbye_, false)) SessionOver(ESHUTDOWN, break_reason_, now_ns);
+  if (std::exchange(peer_said_goodbye_, false)) SessionOver(ESHUTDOWN, break_reason_);
 }
 
 void Engine::SayGoodbye(uint64_t now_ns) {
@@ -141,14 +141,13 @@ void Engine::EndSession(int error, const std::string& reason, uint64_t now_ns) {
   if (queue_pair_) {
     path_broken_ = true;
     break_reason_ = reason;
-    LosePath(now_ns);
+    LosePath();
   }
-  if (session_alive_) SessionOver(error, reason, now_ns);
+  if (session_alive_) SessionOver(error, reason);
 }
 
 // Requires the path to be gone.
-void Engine::SessionOver(int error, const std::string& reason, uint64_t now_ns) {
-  (void)now_ns;
+void Engine::SessionOver(int error, const std::string& reason) {
   SLUICE_CHECK(!queue_pair_, "a session ends after its path");
   session_alive_ = false;
   for (Socket* socket = all_.Front(); socket != nullptr;) {
@@ -207,8 +206,8 @@ void Engine::OnCompletion(const transport::Completion& completion, uint64_t now_
       consumed_.push_back(ReceiveSlot(receive_memory_.get(), static_cast<uint32_t>(completion.id),
                                       limits_.receive_bytes));
       if (completion.kind == transport::CompletionKind::kWritten)
-        return OnWritten(completion.immediate, now_ns);
-      return OnReceived({completion.data, completion.bytes}, now_ns);
+        return OnWritten(completion.immediate);
+      return OnReceived({completion.data, completion.bytes});
     case transport::CompletionKind::kDisconnected: return;
   }
 }

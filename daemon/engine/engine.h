@@ -128,7 +128,7 @@ class Engine {
   enum class Turn { kMore, kNothing, kBlocked };
 
   // engine.cc: paths, sessions, sockets' life.
-  void LosePath(uint64_t now_ns);
+  void LosePath();
   void BreakPath(std::string reason);
   void ReleaseSlot(const ChainSlot& slot, bool on_path_end);
   void FinishOperation(Socket& socket, SendOperation& operation, Outcome outcome, int error);
@@ -136,7 +136,7 @@ class Engine {
   void EndOperations(Socket& socket, int error, bool unposted_only);
   void MaybeRetire(Socket& socket);
   void Retire(Socket& socket);
-  void SessionOver(int error, const std::string& reason, uint64_t now_ns);
+  void SessionOver(int error, const std::string& reason);
   void FreeReceiveSide(Socket& socket, bool ready_too);
   void DropReady(Socket& socket);
   void Scan(uint64_t now_ns);
@@ -160,11 +160,10 @@ class Engine {
   bool WithinPeerWindow(const Socket& socket, const SendOperation& operation) const;
 
   // receive_path.cc
-  void OnReceived(std::span<const std::byte> bytes, uint64_t now_ns);
-  void OnFrame(const wire::FrameHeader& header, std::span<const std::byte> payload,
-               uint64_t now_ns);
+  void OnReceived(std::span<const std::byte> bytes);
+  void OnFrame(const wire::FrameHeader& header, std::span<const std::byte> payload);
   void OnSocketFrame(Socket& socket, const wire::FrameHeader& header,
-                     std::span<const std::byte> payload, uint64_t now_ns);
+                     std::span<const std::byte> payload);
   void OnOpen(const wire::FrameHeader& header);
   void OnOpened(Socket& socket, uint32_t remote_id);
   void OnRefused(Socket& socket, int error);
@@ -172,7 +171,7 @@ class Engine {
   void OnMessage(Socket& socket, const wire::FrameHeader& header,
                  std::span<const std::byte> payload);
   void OnWriteRequest(Socket& socket, const wire::FrameHeader& header);
-  void OnWritten(uint32_t grant, uint64_t now_ns);
+  void OnWritten(uint32_t grant);
   void OnGrant(Socket& socket, const wire::FrameHeader& header, std::span<const std::byte> payload);
   void OnWriteResponse(Socket& socket, const wire::FrameHeader& header,
                        std::span<const std::byte> payload);
@@ -187,14 +186,14 @@ class Engine {
   void FillLandings(Socket& socket);
   void FreeLanding(Landing& landing);
   void Unoffer(Socket& socket, Landing& landing);
-  void OfferLandings(Socket& socket, uint64_t now_ns);
+  void OfferLandings(Socket& socket);
   RemoteLanding* ReadSlices(const wire::FrameHeader& header, std::span<const std::byte> payload);
   void OweAck(Socket& socket);
 
   // resume.cc
   void StartResume();
   void OnResume(const wire::FrameHeader& header);
-  void OnResumed(uint64_t now_ns);
+  void OnResumed();
   void ForgetPathState(Socket& socket);
   void Reoffer(Socket& socket);
 

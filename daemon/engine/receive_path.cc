@@ -20,16 +20,15 @@ constexpr uint32_t kMaxGrantsPerSocket = 64;
 
 }  // namespace
 
-void Engine::OnReceived(std::span<const std::byte> bytes, uint64_t now_ns) {
+void Engine::OnReceived(std::span<const std::byte> bytes) {
   wire::FrameReader reader(bytes);
   wire::FrameHeader header;
   std::span<const std::byte> payload;
-  while (!path_broken_ && reader.Next(header, payload)) OnFrame(header, payload, now_ns);
+  while (!path_broken_ && reader.Next(header, payload)) OnFrame(header, payload);
   if (reader.malformed()) BreakPath("the peer sent bytes that are no frames");
 }
 
-void Engine::OnFrame(const wire::FrameHeader& header, std::span<const std::byte> payload,
-                     uint64_t now_ns) {
+void Engine::OnFrame(const wire::FrameHeader& header, std::span<const std::byte> payload) {
   switch (header.type) {
     case wire::FrameType::kCredit:
       if (!credits_.Return(header.argument))
@@ -43,7 +42,7 @@ void Engine::OnFrame(const wire::FrameHeader& header, std::span<const std::byte>
       return;
     case wire::FrameType::kOpen: return OnOpen(header);
     case wire::FrameType::kResume: return OnResume(header);
-    case wire::FrameType::kResumed: return OnResumed(now_ns);
+    case wire::FrameType::kResumed: return OnResumed();
     case wire::FrameType::kGoodbye:
       peer_said_goodbye_ = true;
       return BreakPath("the peer daemon shut down");
@@ -54,12 +53,11 @@ void Engine::OnFrame(const wire::FrameHeader& header, std::span<const std::byte>
     ++counters_.stale_frames;  // Sent before the peer knew that the socket is gone.
     return;
   }
-  OnSocketFrame(*socket, header, payload, now_ns);
+  OnSocketFrame(*socket, header, payload);
 }
 
 void Engine::OnSocketFrame(Socket& socket, const wire::FrameHeader& header,
-                           std::span<const std::byte> payload, uint64_t now_ns) {
-  (void)now_ns;
+                           std::span<const std::byte> payload) {
   switch (header.type) {
     case wire::FrameType::kOpened: return OnOpened(socket, header.argument);
     case wire::FrameType::kRefused:
@@ -331,7 +329,7 @@ void Engine::FillLandings(Socket& socket) {
   }
 }
 
-void Engine::OnWritten(uint32_t grant, uint64_t now_ns) {
+void Engine::OnWritten(uint32_t grant) {
   Landing* landing = landings_.Find(grant);
   if (landing == nullptr) return void(++counters_.stale_frames);
   Socket& socket = *landing->socket;
@@ -346,13 +344,12 @@ void Engine::OnWritten(uint32_t grant, uint64_t now_ns) {
   landing->buffer = {};
   FreeLanding(*landing);
   Arrived(socket, *message);
-  OfferLandings(socket, now_ns);
+  OfferLandings(socket);
 }
 
 // A socket that receives large messages gets buffers granted ahead, so that the next ones need no
 // exchange.
-void Engine::OfferLandings(Socket& socket, uint64_t now_ns) {
-  (void)now_ns;
+void Engine::OfferLandings(Socket& socket) {
   if (socket.state != SocketState::kOpen || socket.recent_large_bytes > kMaxOfferBytes ||
       socket.waits_memory)
     return;

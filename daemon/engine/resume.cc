@@ -57,8 +57,7 @@ void Engine::OnResume(const wire::FrameHeader& header) {
 }
 
 // The peer has named all its sockets: those it did not name are gone there, or never got there.
-void Engine::OnResumed(uint64_t now_ns) {
-  (void)now_ns;
+void Engine::OnResumed() {
   if (!resuming_) return BreakPath("the peer resumes a session that was not interrupted");
   resuming_ = false;
   for (Socket* socket = all_.Front(); socket != nullptr;) {

@@ -29,7 +29,7 @@ void Engine::Queue(wire::FrameType type, uint32_t socket, uint64_t sequence, uin
 
 bool Engine::Flush(uint64_t now_ns, bool idle) {
   now_ns_ = now_ns;
-  if (path_broken_) LosePath(now_ns);
+  if (path_broken_) LosePath();
   if (!queue_pair_) return false;
   PostReceives();
   limited_by_ = "nothing";
@@ -105,8 +105,8 @@ void Engine::WriteAcks() {
     wire::FrameHeader header{};
     header.type = wire::FrameType::kAck;
     header.socket = socket->remote_id;
-    header.sequence = socket->told_placed = socket->expected - socket->held;
-    header.length = socket->told_delivered = socket->delivered;
+    header.sequence = socket->expected - socket->held;
+    header.length = socket->delivered;
     AddFrame(header);
     acks_.Remove(*socket);
   }

@@ -122,11 +122,9 @@ struct Socket {
   Fifo<RemoteLanding*> grants;  // Granted ahead, not yet used.
 
   // Receiving.
-  uint64_t expected = 0;     // The next message to arrive.
-  uint64_t delivered = 0;    // Handed on to the owner.
-  uint64_t held = 0;         // Of the ready messages, those not in the pool yet.
-  uint64_t told_placed = 0;  // What the last kAck said.
-  uint64_t told_delivered = 0;
+  uint64_t expected = 0;   // The next message to arrive.
+  uint64_t delivered = 0;  // Handed on to the owner.
+  uint64_t held = 0;       // Of the ready messages, those not in the pool yet.
   ReadyMessage* ready_head = nullptr;
   ReadyMessage* ready_tail = nullptr;
   Landing* landing_head = nullptr;  // Bound ones, by sequence.

@@ -77,7 +77,7 @@ bool IoThread::PollOnce(uint64_t now_ns) {
   loops_.store(loops_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   bool busy = PollCompletions(*networks_.wire, now_ns);
   busy |= PollCompletions(*networks_.loop, now_ns);
-  busy |= DrainRings(now_ns);
+  busy |= DrainRings();
   RetryStalled();
   for (auto& [peer, engine] : engines_) busy |= engine->Flush(now_ns, !busy);
   busy |= HandleMailbox(now_ns);
@@ -97,8 +97,7 @@ bool IoThread::PollCompletions(transport::Transport& transport, uint64_t now_ns)
 
 // --- from the rings ---
 
-bool IoThread::DrainRings(uint64_t now_ns) {
-  (void)now_ns;
+bool IoThread::DrainRings() {
   bool busy = false;
   for (size_t i = 0; i < ports_.size(); ++i) {
     Port& port = *ports_[i];

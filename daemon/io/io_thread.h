@@ -75,7 +75,7 @@ class IoThread final : public EngineHost {
  private:
   // io_thread.cc: the loop.
   bool PollCompletions(transport::Transport& transport, uint64_t now_ns);
-  bool DrainRings(uint64_t now_ns);
+  bool DrainRings();
   void Submit(Port& port, const Descriptor& request);
   void SubmitSend(Port& port, const Descriptor& request);
   void SubmitFree(Port& port, const Descriptor& request);
