@@ -30,10 +30,6 @@ std::string Describe(const void* buffer, const char* verb) {
   return text;
 }
 
-bool ChangeState(uint8_t* state, uint8_t from, uint8_t to) {
-  return __atomic_compare_exchange_n(state, &from, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-}
-
 }  // namespace
 
 void Bemalloc::AddBlocks(const BlockSource::Blocks& blocks) {
@@ -250,7 +246,7 @@ std::span<std::byte> Bemalloc::Find(const void* inside) const {
 Result<> Bemalloc::HandOver(void* buffer) {
   const Result<Located> found = LocateStart(buffer, "hand-over");
   if (!found) return std::unexpected(found.error());
-  if (!ChangeState(found->state, bemalloc::kLive, bemalloc::kHandedOver)) {
+  if (!bemalloc::ChangeState(found->state, bemalloc::kLive, bemalloc::kHandedOver)) {
     return Fail(ErrorCode::kInvalid,
                 Describe(buffer, "hand-over") + "it is handed over (in flight) already");
   }
@@ -260,7 +256,7 @@ Result<> Bemalloc::HandOver(void* buffer) {
 Result<> Bemalloc::TakeBack(void* buffer) {
   const Result<Located> found = LocateStart(buffer, "taking back");
   if (!found) return std::unexpected(found.error());
-  if (!ChangeState(found->state, bemalloc::kHandedOver, bemalloc::kLive)) {
+  if (!bemalloc::ChangeState(found->state, bemalloc::kHandedOver, bemalloc::kLive)) {
     return Fail(ErrorCode::kInvalid, Describe(buffer, "taking back") + "it was not handed over");
   }
   return {};

@@ -138,6 +138,12 @@ class Bemalloc {
   void CacheRun(ThreadCache& cache, uint32_t size_class, CachedBuffer buffer);
   void CacheSmall(ThreadCache& cache, uint32_t size_class, CachedBuffer buffer);
   void FreeToHeap(std::span<const CachedBuffer> buffers);
+  void FreeCached(CachedBuffer buffer);
+  CachedBuffer CachedSmall(void* buffer) const;
+  const Span* SpanOf(const void* buffer) const {
+    return map_[static_cast<uint64_t>(static_cast<const std::byte*>(buffer) - base_) >>
+                bemalloc::kPageShift];
+  }
   void Flush(CacheBin& bin, uint32_t count);
   void FlushAll(ThreadCache& cache);
   bool RaiseLimit(ThreadCache& cache, uint32_t size_class, bool steal);
@@ -202,6 +208,10 @@ namespace bemalloc {
 inline uint8_t State(const uint8_t* state) { return __atomic_load_n(state, __ATOMIC_RELAXED); }
 inline void SetState(uint8_t* state, uint8_t value) {
   __atomic_store_n(state, value, __ATOMIC_RELAXED);
+}
+// Whether it was `from`.
+inline bool ChangeState(uint8_t* state, uint8_t from, uint8_t to) {
+  return __atomic_compare_exchange_n(state, &from, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 }  // namespace bemalloc
 

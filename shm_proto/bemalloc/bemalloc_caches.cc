@@ -49,17 +49,22 @@ Result<> Bemalloc::ReturnToShard(ThreadCache& cache, const Located& found) {
   return heap_.Free(found.start);
 }
 
+// A buffer of a small class on its way back, with its state's place.
+Bemalloc::CachedBuffer Bemalloc::CachedSmall(void* buffer) const {
+  auto* address = static_cast<std::byte*>(buffer);
+  const Span* span = SpanOf(buffer);
+  const uint64_t offset = static_cast<uint64_t>(address - base_) - span->start;
+  const auto product = static_cast<unsigned __int128>(offset) * span->magic;
+  return {address, span->states + static_cast<uint64_t>(product >> 64)};
+}
+
 // What other threads gave back goes into the thread's bins as far as those have room.
 void Bemalloc::TakeReturned(ThreadCache& cache) {
   std::array<CachedBuffer, bemalloc::kMaxReturned> rest;
   uint32_t rest_count = 0;
   cache.returned.TakeAll([&](void* buffer) {
-    auto* address = static_cast<std::byte*>(buffer);
-    const auto offset = static_cast<uint64_t>(address - base_);
-    const Span* span = map_[offset >> kPageShift];
-    const auto product = static_cast<unsigned __int128>(offset - span->start) * span->magic;
-    const CachedBuffer item{address, span->states + static_cast<uint64_t>(product >> 64)};
-    CacheBin& bin = cache.bins[span->size_class];
+    const CachedBuffer item = CachedSmall(buffer);
+    CacheBin& bin = cache.bins[SpanOf(buffer)->size_class];
     if (bin.Top() < bin.end) {
       *bin.Top() = item;
       bin.SetTop(bin.Top() + 1);
@@ -76,10 +81,7 @@ void Bemalloc::TakeReturned(ThreadCache& cache) {
 // shall wait for a thread that may be asleep. With the lock held.
 void Bemalloc::ReclaimReturned() {
   for (const auto& cache : caches_) {
-    cache->returned.TakeAll([&](void* buffer) {
-      if (!heap_.Free(static_cast<uint64_t>(static_cast<std::byte*>(buffer) - base_)))
-        ++statistics_.racing_double_frees;
-    });
+    cache->returned.TakeAll([&](void* buffer) { FreeCached(CachedSmall(buffer)); });
   }
 }
 
@@ -147,10 +149,15 @@ uint64_t Bemalloc::LowerSomeLimit(ThreadCache& cache, uint32_t but_not) {
 
 void Bemalloc::FreeToHeap(std::span<const CachedBuffer> buffers) {
   const std::scoped_lock lock(mutex_);
-  for (const CachedBuffer& buffer : buffers) {
-    const Result<> freed = heap_.Free(static_cast<uint64_t>(buffer.address - base_));
-    // Only a double free that raced with itself put one buffer into two caches.
-    if (!freed) ++statistics_.racing_double_frees;
+  for (const CachedBuffer& buffer : buffers) FreeCached(buffer);
+}
+
+// With the lock held. Only a double free that raced with itself puts one buffer into two caches;
+// then it may be live again by way of the other one, which its state tells.
+void Bemalloc::FreeCached(CachedBuffer buffer) {
+  if (!bemalloc::ChangeState(buffer.state, bemalloc::kCached, bemalloc::kFree) ||
+      !heap_.Free(static_cast<uint64_t>(buffer.address - base_))) {
+    ++statistics_.racing_double_frees;
   }
 }
 

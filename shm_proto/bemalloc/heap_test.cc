@@ -162,6 +162,30 @@ TEST(Heap, TakesBackNoMoreThanAskedFor) {
 }
 
 // The heap against a model that only knows which ranges are live.
+// A pool that shrinks may close the same block again before it is empty.
+TEST(PageHeap, ParkingABlockTwiceIsParkingItOnce) {
+  constexpr uint64_t kPages = bemalloc::kBlockPages;
+  bemalloc::PageHeap heap(2 * bemalloc::kBlockBytes);
+  heap.AddBlocks(0, 2 * bemalloc::kBlockBytes);
+  std::vector<bemalloc::Span*> live;
+  while (bemalloc::Span* run = heap.Allocate(kPages / 4, 1)) live.push_back(run);
+  ASSERT_EQ(live.size(), 8u);
+  const uint64_t parked = live[0]->start / bemalloc::kBlockBytes;
+  for (const size_t index : {0u, 4u, 6u}) heap.Free(live[index]);
+  heap.Park(parked);
+  heap.Park(parked);
+  for (int i = 0; i < 2; ++i) {
+    const bemalloc::Span* run = heap.Allocate(kPages / 4, 1);
+    ASSERT_NE(run, nullptr);
+    EXPECT_NE(run->start / bemalloc::kBlockBytes, parked);
+  }
+  EXPECT_EQ(heap.Allocate(kPages / 4, 1), nullptr);
+  heap.Unpark();
+  EXPECT_NE(heap.Allocate(kPages / 4, 1), nullptr);
+  EXPECT_EQ(heap.Allocate(1, 1), nullptr);
+  EXPECT_EQ(heap.free_pages(), 0u);
+}
+
 TEST(Heap, NeverOverlapsAndAlwaysConservesOverRandomHistories) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     std::mt19937_64 random(seed);

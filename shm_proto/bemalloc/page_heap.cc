@@ -51,6 +51,7 @@ void PageHeap::PushBin(Span* run) {
 }
 
 void PageHeap::Park(uint64_t block) {
+  if (parked_[block]) return;  // Its free runs are out of the bins already.
   parked_[block] = true;
   const uint64_t end = (block + 1) * kBlockPages;
   for (uint64_t page = block * kBlockPages; page < end;) {
