@@ -27,8 +27,8 @@ namespace sluice::control {
 struct ClientServerOptions {
   std::vector<clients::TenantRule> tenants;
   clients::NodeLimits limits;
-  uint64_t instance = 0;                     // Of this run of the daemon; never 0.
-  uint64_t max_message_bytes = 1024 * kMiB;  // Also bounded by the client's pool quota.
+  uint64_t instance = 0;                    // Of this run of the daemon; never 0.
+  uint64_t max_message_bytes = 256 * kMiB;  // And no more than a quarter of the pool's quota.
   uint64_t extent_bytes = 32 * kMiB;
   uint32_t ring_start = 0;  // Where ring counters begin; tests begin just below 2^32.
   uint64_t attach_deadline_ns = 5 * kNsPerSecond;  // To say kAttach after connecting.

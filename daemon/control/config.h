@@ -57,6 +57,7 @@ struct EngineConfig {
 
 struct PoolConfig {
   uint32_t extent_mib = 32;
+  uint32_t max_message_mib = 256;
   uint64_t node_limit_mib = 0;  // 0: half of the node's memory.
   uint32_t ring_start = 0;
 };

@@ -163,6 +163,8 @@ std::vector<Key<Config>> MakeConfigKeys() {
       "Size of the pieces in which a client's pool grows and shrinks. A multiple of 4."),
     In<&Config::pool, &PoolConfig::node_limit_mib>("pool.node_limit_mib", kRestart, 0, kMaxMib,
       "All pools of this node together. 0: half of the node's memory."),
+    In<&Config::pool, &PoolConfig::max_message_mib>("pool.max_message_mib", kRestart, 1, 65'536,
+      "The longest message an application may send; at most a quarter of its pool's quota, whichever is less."),
     In<&Config::pool, &PoolConfig::ring_start>("pool.ring_start", kRestart, 0, kMaxUint32,
       "Where new rings start counting; for tests of the wrap-around."),
 

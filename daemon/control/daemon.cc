@@ -84,6 +84,7 @@ void Pin(std::jthread& thread, uint32_t cpu) {
 
 Daemon::Daemon(Config config, std::string config_path, const Clock& clock)
     : at_start_(config),
+      name_(config.daemon.name.empty() ? HostName() : config.daemon.name),
       clock_(clock),
       instance_(random_.Next() | 1),
       started_ns_(clock.NowNs()),
@@ -170,7 +171,7 @@ Result<> Daemon::StartPeers() {
   }
   settings.handshake.instance = instance_;
   settings.handshake.key = key_.get();
-  settings.handshake.name = at_start_.daemon.name.empty() ? HostName() : at_start_.daemon.name;
+  settings.handshake.name = name_;
   settings.handshake.limits = ToLocalLimits(at_start_);
   for (const std::string& text : at_start_.peer.listen) {
     auto address = ListenAddress(text, static_cast<uint16_t>(at_start_.peer.port));
@@ -203,6 +204,7 @@ Result<> Daemon::StartClients() {
   options.tenants = TenantRules(at_start_);
   options.limits = Limits(at_start_);
   options.instance = instance_;
+  options.max_message_bytes = at_start_.pool.max_message_mib * kMiB;
   options.extent_bytes = at_start_.pool.extent_mib * kMiB;
   options.ring_start = at_start_.pool.ring_start;
   clients_ = std::make_unique<ClientServer>(

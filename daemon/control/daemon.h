@@ -66,6 +66,7 @@ class Daemon {
   std::vector<NamedNumber> DescribeNumbers() const;
 
   const Config at_start_;
+  const std::string name_;  // Towards peers and in displays.
   const Clock& clock_;
   SystemRandom random_;
   const uint64_t instance_;

@@ -22,7 +22,7 @@ StatusParts Daemon::MakeStatusParts() {
 
 DaemonStatus Daemon::Describe() const {
   const Config& config = store_.config();
-  return {.name = config.daemon.name,
+  return {.name = name_,
           .version = kVersion,
           .instance = instance_,
           .process_id = getpid(),

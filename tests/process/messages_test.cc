@@ -57,7 +57,7 @@ TEST_F(Messages, OfEverySizeArriveUnchanged) {
   EXPECT_EQ(client.sends().ok, client.sends().begun);
 }
 
-TEST_F(Messages, LargerThanAnExtentArrivesAndOneThatIsTooLongIsRefused) {
+TEST_F(Messages, LargerThanAnExtentAndTheLargestArriveAndOneThatIsTooLongIsRefused) {
   if (!Begin()) {
     return;
   }
@@ -70,6 +70,9 @@ TEST_F(Messages, LargerThanAnExtentArrivesAndOneThatIsTooLongIsRefused) {
   ASSERT_GE(client.max_message_bytes(), kBeyondAnExtent);
   ASSERT_EQ(client.Send(pair.from, 3, kBeyondAnExtent), 0) << sluice_error_text();
   EXPECT_TRUE(server.Receive(pair.to, 3, kBeyondAnExtent));
+  const size_t largest = client.max_message_bytes();
+  ASSERT_EQ(client.Send(pair.from, 5, largest), 0) << sluice_error_text();
+  EXPECT_TRUE(server.Receive(pair.to, 5, largest));
   errno = 0;
   EXPECT_EQ(sluice_alloc(client.channel(), client.max_message_bytes() + 1), nullptr);
   EXPECT_EQ(errno, EINVAL);

@@ -90,7 +90,8 @@ typedef struct sluice_options {
 /* Attaches to the node's daemon; options may be NULL. Starts one thread of its own (signals
  * blocked) that speaks to the daemon's control socket, maps new memory, and attaches again, for
  * ever, when the daemon was restarted. Errors: -ENOENT no daemon there, -EACCES not allowed,
- * -EPROTONOSUPPORT versions differ, -ETIMEDOUT, -ENOMEM. */
+ * -EPROTONOSUPPORT versions differ, -ETIMEDOUT, -ECONNRESET the daemon hung up or broke its
+ * protocol, -ENOMEM. */
 SLUICE_API int sluice_attach(const sluice_options *options, sluice_client **client);
 
 /* Closes everything and frees the client. Channels must be closed first (-EBUSY). */
@@ -106,11 +107,12 @@ SLUICE_API int sluice_channel_close(sluice_channel *channel);
 
 /* A buffer of at least `length` bytes (0 counts as 1), aligned to 64. Makes a system call only when
  * the pool must grow. NULL with errno: ENOMEM the quota or the node's memory is used up, EINVAL
- * longer than the largest message, ENOTCONN the daemon is away and the old pool is full. */
+ * longer than the largest message, ENOTCONN the daemon is away. */
 SLUICE_API void *sluice_alloc(sluice_channel *channel, size_t length);
 
 /* Gives a buffer back: one from sluice_alloc() or from a message, on any channel of the client.
- * NULL does nothing. -EINVAL: not a buffer of this client, or free already. */
+ * NULL does nothing. Received buffers go back to the daemon a few at a time, the last of them with
+ * the channel's next poll or send. -EINVAL: not a buffer of this client, or free already. */
 SLUICE_API int sluice_free(sluice_channel *channel, void *buffer);
 
 /* The same from a thread that has no channel. */
