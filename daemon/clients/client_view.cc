@@ -9,11 +9,12 @@
 namespace sluice {
 
 ClientView::ClientView(uint32_t client_id, std::string client_name, std::byte* base,
-                       uint64_t reserve)
+                       uint64_t reserve, uint64_t max_message)
     : id(client_id),
       name(std::move(client_name)),
       pool_base(base),
       reserve_bytes(reserve),
+      max_message_bytes(max_message),
       heap(reserve) {}
 
 void ClientView::AddExtent(uint64_t offset, uint64_t bytes) { extents_[offset] = {bytes}; }

@@ -27,7 +27,8 @@ enum class BufferState : uint8_t {
 // every byte a transport may touch lies in an extent with users > 0, or in a live buffer of the
 // heap. Thread: its I/O thread's.
 struct ClientView {
-  ClientView(uint32_t id, std::string name, std::byte* pool_base, uint64_t reserve_bytes);
+  ClientView(uint32_t id, std::string name, std::byte* pool_base, uint64_t reserve_bytes,
+             uint64_t max_message_bytes);
 
   void AddExtent(uint64_t offset, uint64_t bytes);
   // Empty: no such extent, or it is still in use (then it goes when it is not: see ExtentDone).
@@ -46,7 +47,8 @@ struct ClientView {
   const std::string name;
   std::byte* const pool_base;
   const uint64_t reserve_bytes;
-  Heap heap;  // Receive blocks of this thread.
+  const uint64_t max_message_bytes;  // Both ways: its library takes a longer one for our fault.
+  Heap heap;                         // Receive blocks of this thread.
   std::vector<std::unique_ptr<Port>> ports;
   std::vector<uint32_t> waiting_sockets;  // That wait for memory.
   uint32_t sockets = 0;

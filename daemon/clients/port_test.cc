@@ -43,7 +43,7 @@ class PortTest : public testing::Test {
   }
 
   std::vector<std::byte> pool_ = std::vector<std::byte>(64);
-  ClientView view_{1, "client", pool_.data(), kReserveBytes};
+  ClientView view_{1, "client", pool_.data(), kReserveBytes, kReserveBytes / 4};
   Ring submissions_, completions_;
   RingProducer requests_{submissions_.memory};
   RingConsumer answers_{completions_.memory};
@@ -111,7 +111,7 @@ class ClientViewTest : public testing::Test {
 
   std::vector<std::byte> pool_ = std::vector<std::byte>(
       64);  // Never touched: only addresses count.
-  ClientView view_{1, "client", pool_.data(), kReserveBytes};
+  ClientView view_{1, "client", pool_.data(), kReserveBytes, kReserveBytes / 4};
 };
 
 TEST_F(ClientViewTest, SendsOnlyFromInsideOneExtent) {

@@ -162,8 +162,8 @@ void ClientSession::OnAttach(const Attach& message) {
   reply.instance = services_.options.instance;
   reply.pool_reserve_bytes = memory_->pool().reserve_bytes();
   // Several of the longest fit a pool at once, or none could be sent while another one arrives.
-  reply.max_message_bytes = std::min(services_.options.max_message_bytes,
-                                     reply.pool_reserve_bytes / 4);
+  max_message_bytes_ = std::min(services_.options.max_message_bytes, reply.pool_reserve_bytes / 4);
+  reply.max_message_bytes = max_message_bytes_;
   reply.max_channels = tenant_->rule.max_channels;
   reply.max_sockets = tenant_->rule.max_sockets;
   connection_.Send(reply);

@@ -63,7 +63,9 @@ TEST_F(ClientServerTest, AClientAttachesOpensAChannelListensConnectsAndGrows) {
   ASSERT_TRUE(Until([&] { return Told<io::OpenSocket>(1) != nullptr; }));
   EXPECT_EQ(peers.last_port, 99);
   ASSERT_EQ(told[1].size(), 4u) << "introduced first: the client, its extent, its port";
-  EXPECT_TRUE(std::holds_alternative<io::AddClient>(told[1][0]));
+  const auto* client = std::get_if<io::AddClient>(&told[1][0]);
+  ASSERT_NE(client, nullptr);
+  EXPECT_EQ(client->max_message_bytes, attached.max_message_bytes);
   EXPECT_TRUE(std::holds_alternative<io::AddExtent>(told[1][1]));
   EXPECT_TRUE(std::holds_alternative<io::AddPort>(told[1][2]));
   const auto& open = std::get<io::OpenSocket>(told[1][3]);

@@ -141,7 +141,8 @@ void ClientSession::Tell(uint32_t io_thread, io::ToIo message) {
   if (std::ranges::find(known_threads_, io_thread) == known_threads_.end()) {
     known_threads_.push_back(io_thread);
     const memory::ClientPool& pool = memory_->pool();
-    services_.io[io_thread]->Post(io::AddClient{id_, pool.base(), pool.reserve_bytes(), name_});
+    services_.io[io_thread]->Post(
+        io::AddClient{id_, pool.base(), pool.reserve_bytes(), max_message_bytes_, name_});
     for (const auto& [offset, extent] : pool.extents()) {
       if (extent.state != memory::ExtentState::kActive) continue;
       services_.io[io_thread]->Post(io::AddExtent{id_, offset, extent.bytes});

@@ -127,6 +127,7 @@ class ClientSession final : public ControlConnection::Handler, public ClientHost
   bool finished_ = false;
   std::string name_;
   uint64_t attached_at_ns_ = 0;
+  uint64_t max_message_bytes_ = 0;  // As it was told when it attached.
   Fd process_;  // A pidfd: liveness alone. A child of the client may hold the connection open for
                 // ever.
   EventLoop::TimerId attach_timer_ = 0;

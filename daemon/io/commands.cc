@@ -47,7 +47,8 @@ Engine* IoThread::FindEngine(PeerId peer) {
 
 void IoThread::Handle(AddClient& message, uint64_t) {
   clients_[message.client] = std::make_unique<ClientView>(
-      message.client, std::move(message.name), message.pool_base, message.pool_reserve_bytes);
+      message.client, std::move(message.name), message.pool_base, message.pool_reserve_bytes,
+      message.max_message_bytes);
 }
 
 void IoThread::Handle(AddExtent& message, uint64_t) {

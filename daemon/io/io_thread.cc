@@ -155,6 +155,7 @@ void IoThread::SubmitSend(Port& port, const Descriptor& request) {
     if (!socket->engine->Send(*socket, send)) refuse(ENOTCONN);
     return;
   }
+  if (request.region.length > port.client().max_message_bytes) return refuse(EMSGSIZE);
   auto data = port.client().AcquireSend(request.region.offset, request.region.length);
   if (!data && mailbox_.Pending()) {
     // The client may have got this memory a moment ago, and we are about to be told of it.
@@ -237,9 +238,8 @@ void IoThread::Free(Socket& socket, const PoolBuffer& buffer) {
   client.memory_freed = true;
 }
 
-// More than half of a pool rarely comes free in one piece; who sends it should hear so.
 uint64_t IoThread::LargestBuffer(Socket& socket) {
-  return OwnerOf(socket)->client().reserve_bytes / 2;
+  return OwnerOf(socket)->client().max_message_bytes;
 }
 
 bool IoThread::Deliver(Socket& socket, const Delivery& message) {

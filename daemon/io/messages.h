@@ -28,6 +28,8 @@ struct AddClient {
   ClientId client;
   std::byte* pool_base;
   uint64_t pool_reserve_bytes;
+  uint64_t max_message_bytes;  // What the client was told: longer messages neither go out nor come
+                               // in.
   std::string name;
 };
 

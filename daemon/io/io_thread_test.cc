@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/io/io_thread.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "daemon/io/io_thread_testing.h"
+
+namespace sluice::io::testing {
+namespace {
+
+TEST_F(IoThreadTest, CarriesAMessageFromOneClientToAnother) {
+  Begin();
+  const auto [from, to] = OpenPair();
+  std::memcpy(dialer->pool, "hello", 5);
+  dialer->Send(from, 3, 1000);
+  Settle();
+  const auto sent = dialer->Take();
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].token, 3u);
+  EXPECT_EQ(sent[0].result.outcome, static_cast<uint32_t>(Outcome::kOk));
+  const auto got = listener->Take();
+  ASSERT_EQ(got.size(), 1u);
+  EXPECT_EQ(got[0].socket, to);
+  EXPECT_EQ(got[0].region.length, 1000u);
+  EXPECT_EQ(std::memcmp(listener->pool + got[0].region.offset, "hello", 5), 0);
+}
+
+TEST_F(IoThreadTest, ASendAboveTheLongestMessageIsRefusedAlone) {
+  Begin();
+  const auto [from, to] = OpenPair();
+  dialer->Send(from, 1, kMaxMessageBytes + 1);
+  dialer->Send(from, 2, kMaxMessageBytes);
+  Settle();
+  const auto sent = dialer->Take();
+  ASSERT_EQ(sent.size(), 2u);
+  EXPECT_EQ(sent[0].token, 1u);
+  EXPECT_EQ(sent[0].result.outcome, static_cast<uint32_t>(Outcome::kFailed));
+  EXPECT_EQ(sent[0].result.error, EMSGSIZE);
+  EXPECT_EQ(sent[1].result.outcome, static_cast<uint32_t>(Outcome::kOk));
+  EXPECT_EQ(listener->Take().size(), 1u);
+}
+
+// Its library would take a longer one for our fault and detach.
+TEST_F(IoThreadTest, AMessageAboveTheReceiversLimitClosesTheSocketAndNothingElse) {
+  Begin(kMiB);
+  const auto [from, to] = OpenPair();
+  dialer->Send(from, 1, kMiB);
+  Settle();
+  dialer->Send(from, 2, kMiB + 1);
+  Settle();
+  const auto got = listener->Take();
+  ASSERT_EQ(got.size(), 2u);
+  EXPECT_TRUE(Is(got[0], CompletionOp::kMessage));
+  EXPECT_EQ(got[0].region.length, kMiB);
+  EXPECT_TRUE(Is(got[1], CompletionOp::kClosed));
+  EXPECT_EQ(got[1].result.error, EMSGSIZE);
+  const auto sent = dialer->Take();
+  ASSERT_EQ(sent.size(), 3u);
+  EXPECT_EQ(sent[0].result.outcome, static_cast<uint32_t>(Outcome::kOk));
+  EXPECT_EQ(sent[1].result.outcome, static_cast<uint32_t>(Outcome::kFailed));
+  EXPECT_TRUE(Is(sent[2], CompletionOp::kClosed));
+  EXPECT_EQ(sent[2].result.error, EMSGSIZE);
+}
+
+}  // namespace
+}  // namespace sluice::io::testing
