@@ -53,7 +53,9 @@ struct ClientView {
   std::vector<uint32_t> waiting_sockets;  // That wait for memory.
   uint32_t sockets = 0;
   bool asked_for_blocks = false;  // NeedReceiveBlocks is unanswered.
-  bool denied = false;            // The last answer was no, and nothing was freed since.
+  bool denied = false;            // The last answer was no: not asked again for a while.
+  uint64_t denied_pause_ns = 0;   // How long that is; 0 after a grant.
+  uint64_t ask_again_ns = 0;      // Until when it is.
   bool memory_freed = false;      // Look at waiting_sockets.
   bool removing = false;          // No more is taken from it.
   bool gone = false;              // The control thread waits for ClientRemoved.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the control thread asks of an I/O thread: clients, ports, peers and sockets come and go.
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -12,6 +13,10 @@ namespace {
 constexpr int kMessagesPerTurn = 16;
 constexpr uint64_t kKeepEmptyBytes = 2 *
                                      Heap::kBlockBytes;  // Empty blocks kept for the next burst.
+
+// A shortage may end without anything of this client's being freed.
+constexpr uint64_t kMinDeniedPauseNs = 10 * kNsPerMs;
+constexpr uint64_t kMaxDeniedPauseNs = kNsPerSecond;
 
 }  // namespace
 
@@ -64,16 +69,20 @@ void IoThread::Handle(RemoveExtent& message, uint64_t) {
   }
 }
 
-void IoThread::Handle(AddReceiveBlocks& message, uint64_t) {
+void IoThread::Handle(AddReceiveBlocks& message, uint64_t now_ns) {
   ClientView* client = FindClient(message.client);
   if (client == nullptr) return;
   client->asked_for_blocks = false;
   if (message.bytes > 0) {
+    client->denied_pause_ns = 0;
     client->heap.AddBlocks(message.pool_offset, message.bytes);
     client->memory_freed = true;
     return;
   }
   client->denied = true;
+  client->denied_pause_ns = std::clamp(2 * client->denied_pause_ns, kMinDeniedPauseNs,
+                                       kMaxDeniedPauseNs);
+  client->ask_again_ns = now_ns + client->denied_pause_ns;
   // Granted buffers that nobody has used yet are the first thing to live without.
   sockets_.ForEach([&](Socket& socket) {
     auto* port = static_cast<Port*>(socket.owner);

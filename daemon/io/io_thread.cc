@@ -318,6 +318,7 @@ void IoThread::Tick(uint64_t now_ns) {
       if (port->removing && port->sockets == 0) removable.push_back(port.get());
     }
     for (Port* port : removable) RemovePortNow(*port);
+    if (view.denied && now_ns >= view.ask_again_ns) view.memory_freed = true;  // Worth a try.
     ReturnEmptyBlocks(view);
     RemoveIfUnused(view);
   }

@@ -64,5 +64,26 @@ TEST_F(IoThreadTest, AMessageAboveTheReceiversLimitClosesTheSocketAndNothingElse
   EXPECT_EQ(sent[2].result.error, EMSGSIZE);
 }
 
+TEST_F(IoThreadTest, DeniedReceiveMemoryIsAskedForAgainWhenNothingOfTheClientIsFreed) {
+  Begin();
+  const auto [from, to] = OpenPair();
+  deny = true;
+  dialer->Send(from, 1, 100'000);
+  Settle();
+  ASSERT_EQ(Told<NeedReceiveBlocks>(), 1u);
+  for (int times = 0; times < 200; ++times) {
+    clock.now_ns += 50 * kNsPerMs;
+    Settle();
+  }
+  const size_t asked = Told<NeedReceiveBlocks>();
+  EXPECT_GE(asked, 10u) << "at least once a second";
+  EXPECT_LE(asked, 20u) << "but not with every tick";
+  deny = false;
+  clock.now_ns += kNsPerSecond;
+  Settle();
+  ASSERT_EQ(listener->Take().size(), 1u);
+  EXPECT_EQ(dialer->Take().size(), 1u);
+}
+
 }  // namespace
 }  // namespace sluice::io::testing

@@ -49,7 +49,8 @@ struct RemoveExtent {
 };
 
 // Answers NeedReceiveBlocks: these blocks of the pool are this thread's to receive into. bytes ==
-// 0: denied for now (quota or memory); the thread asks again after something was freed.
+// 0: denied for now (quota or memory); the thread asks again after something was freed, or later
+// on.
 struct AddReceiveBlocks {
   ClientId client;
   uint64_t pool_offset;
