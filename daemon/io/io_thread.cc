@@ -70,21 +70,21 @@ void IoThread::Run() {
   }
 }
 
-// Completions first, since acknowledgements free what the rings wait for; then the rings, then what
-// goes out because of both, then bounded control work.
+// Completions first, since acknowledgements free what the rings wait for; then the rings and the
+// timers, then what goes out because of all that, then bounded control work.
 bool IoThread::PollOnce(uint64_t now_ns) {
   now_ns_ = now_ns;
   loops_.store(loops_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   bool busy = PollCompletions(*networks_.wire, now_ns);
   busy |= PollCompletions(*networks_.loop, now_ns);
   busy |= DrainRings();
+  if (now_ns >= next_tick_ns_) Tick(now_ns);
   RetryStalled();
   for (auto& [peer, engine] : engines_) busy |= engine->Flush(now_ns, !busy);
   busy |= HandleMailbox(now_ns);
   for (Port* port : ports_) port->Publish();
-  if (now_ns >= next_tick_ns_) Tick(now_ns);
   if (stopping_) busy |= StopStep(now_ns);
-  return busy;
+  return busy || next_tick_ns_ == 0;
 }
 
 bool IoThread::PollCompletions(transport::Transport& transport, uint64_t now_ns) {
@@ -296,8 +296,8 @@ void IoThread::Gone(Socket& socket) {
   ClientView& client = port->client();
   control_.Post(SocketGone{index_, client.id});
   --client.sockets;
-  // The port or the client may only have waited for this; looked at in the next tick, since the
-  // engine is still in the middle of its work.
+  // The port or the client may only have waited for this; looked at in the next turn's tick, since
+  // the engine is still in the middle of its work.
   if (--port->sockets == 0 && port->removing) next_tick_ns_ = 0;
 }
 

@@ -85,5 +85,18 @@ TEST_F(IoThreadTest, DeniedReceiveMemoryIsAskedForAgainWhenNothingOfTheClientIsF
   EXPECT_EQ(dialer->Take().size(), 1u);
 }
 
+TEST_F(IoThreadTest, WhatATimerSaysGoesOutInTheSameTurn) {
+  Begin();
+  dialer->Post(AddPeer{55, "nowhere"});
+  dialer->Post(OpenSocket{dialer->id, 0, 4, 55, kService});
+  Settle();
+  EXPECT_TRUE(dialer->Take().empty());
+  clock.now_ns += 2 * Tunables{}.connect_timeout_ns;
+  Turn();
+  const auto events = dialer->Take();
+  ASSERT_EQ(events.size(), 1u) << "a client must not wait for the thread's next turn";
+  EXPECT_EQ(events[0].result.error, ETIMEDOUT);
+}
+
 }  // namespace
 }  // namespace sluice::io::testing
