@@ -56,7 +56,7 @@ class Port {
   // A request that names memory this thread has not heard of yet, while the control thread has
   // news.
   std::optional<Descriptor> parked;
-  // Sockets whose message found no place.
+  // Sockets whose message found no place, each once.
   std::vector<uint32_t> waiting_sockets;
   uint32_t sockets = 0;   // That name this port as their owner.
   bool removing = false;  // The channel or the client is gone: the rings are not touched any more.

@@ -195,7 +195,10 @@ void IoThread::RetryStalled() {
     std::vector<uint32_t> waiting;
     waiting.swap(port->waiting_sockets);
     for (uint32_t id : waiting) {
-      if (Socket* socket = sockets_.Find(id)) socket->engine->Retry(*socket);
+      Socket* socket = sockets_.Find(id);
+      if (socket == nullptr) continue;
+      socket->in_slot_queue = false;
+      socket->engine->Retry(*socket);
     }
   }
   for (auto& [id, client] : clients_) {
@@ -258,7 +261,8 @@ bool IoThread::Deliver(Socket& socket, const Delivery& message) {
     descriptor.region.length = message.length;
   }
   if (!port.Deliver(descriptor)) {
-    if (!socket.waits_slot) port.waiting_sockets.push_back(socket.id);
+    if (!socket.in_slot_queue) port.waiting_sockets.push_back(socket.id);
+    socket.in_slot_queue = true;
     return false;
   }
   if (message.inline_data == nullptr) {

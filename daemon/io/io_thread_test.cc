@@ -98,5 +98,21 @@ TEST_F(IoThreadTest, WhatATimerSaysGoesOutInTheSameTurn) {
   EXPECT_EQ(events[0].result.error, ETIMEDOUT);
 }
 
+TEST_F(IoThreadTest, ASocketStandsInTheQueueForASlotOnce) {
+  Begin();
+  ClientView view(9, "client", listener->pool, kReserveBytes, kMaxMessageBytes);
+  Port port(view, 0, listener->submissions(), listener->completions(), Fd());
+  Socket socket;
+  socket.owner = &port;
+  const Delivery message{0, 0, 0, listener->pool, {}};
+  while (thread->Deliver(socket, message)) {
+  }
+  for (int retry = 0; retry < 3; ++retry) {
+    socket.waits_slot = false;  // As after a retry because memory came free.
+    EXPECT_FALSE(thread->Deliver(socket, message));
+  }
+  EXPECT_EQ(port.waiting_sockets.size(), 1u);
+}
+
 }  // namespace
 }  // namespace sluice::io::testing
