@@ -10,10 +10,11 @@
 namespace sluice {
 
 Port::Port(ClientView& client, uint32_t channel, RingMemory submissions, RingMemory completions,
-           Fd doorbell)
+           Fd doorbell, size_t max_waiting_events)
     : client_(&client),
       channel_(channel),
       max_operations_(completions.capacity / 2),
+      max_waiting_events_(max_waiting_events),
       submissions_(submissions),
       completions_(completions),
       doorbell_(std::move(doorbell)) {}
@@ -31,13 +32,13 @@ void Port::Answer(const Descriptor& answer) {
   SLUICE_CHECK(reserved_ > 0, "only a taken operation is answered");
   --reserved_;
   ++completed;
-  if (removing) return;
+  if (removing_) return;
   SLUICE_CHECK(completions_.Stage(answer), "a taken operation's answer has a place");
   unpublished_ = true;
 }
 
 bool Port::Deliver(const Descriptor& message) {
-  if (removing || !waiting_events_.empty() || !HasRoomForMessage()) return false;
+  if (removing_ || !waiting_events_.empty() || !HasRoomForMessage()) return false;
   completions_.Stage(message);
   ++completed;
   unpublished_ = true;
@@ -45,22 +46,43 @@ bool Port::Deliver(const Descriptor& message) {
 }
 
 void Port::Tell(const Descriptor& event) {
-  if (removing) return;
-  if (!Deliver(event)) waiting_events_.push_back(event);
+  if (removing_ || Deliver(event)) return;
+  overflowed_ |= waiting_events_.size() >= max_waiting_events_;
+  if (!overflowed_) waiting_events_.push_back({event});
 }
 
 bool Port::TellWaiting() {
   while (!waiting_events_.empty() && HasRoomForMessage()) {
-    completions_.Stage(waiting_events_.front());
+    completions_.Stage(waiting_events_.front().event);
     ++completed;
     unpublished_ = true;
+    ended_ += waiting_events_.front().ends;
     waiting_events_.pop_front();
   }
   return waiting_events_.empty();
 }
 
+// Events go out in order: once the last of those that wait now is out, so is the socket's.
+bool Port::EndSocket() {
+  if (waiting_events_.empty()) return true;
+  ++waiting_events_.back().ends;
+  return false;
+}
+
+void Port::Remove() {
+  removing_ = true;
+  for (const WaitingEvent& waiting : waiting_events_) ended_ += waiting.ends;
+  waiting_events_.clear();
+}
+
+const char* Port::fault() const {
+  if (submissions_.broken()) return "the submission ring's index jumped beyond its capacity";
+  if (overflowed_) return "it left more events of its sockets untaken than it may have sockets";
+  return nullptr;
+}
+
 void Port::Publish() {
-  if (!unpublished_ || removing) return;
+  if (!unpublished_ || removing_) return;
   unpublished_ = false;
   if (completions_.Publish()) RingDoorbell();
 }

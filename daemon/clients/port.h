@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "shm_proto/base/fd.h"
@@ -20,13 +21,17 @@ struct ClientView;
 // the doorbell; borrows the rings' memory.
 class Port {
  public:
+  // A backstop behind the quota: two events of as many sockets as any client may have.
+  static constexpr size_t kMaxWaitingEvents = 2 * 1'048'576;
+
   Port(ClientView& client, uint32_t channel, RingMemory submissions, RingMemory completions,
-       Fd doorbell);
+       Fd doorbell, size_t max_waiting_events = kMaxWaitingEvents);
 
   // Takes the next request if its answer has a place. False: nothing there, no place, or the client
   // broke the ring.
   bool Take(Descriptor& request);
-  bool broken() const { return submissions_.broken(); }
+  // Why the client may not go on; null: it may.
+  const char* fault() const;
 
   // Answers an operation taken with Take(); always succeeds.
   void Answer(const Descriptor& answer);
@@ -34,11 +39,19 @@ class Port {
   void Unreserve() { --reserved_; }
   // A message; false: no place now.
   bool Deliver(const Descriptor& message);
-  // A socket's event. Never lost: waits here until there is a place. Bounded by the client's
-  // sockets.
+  // A socket's event. Never lost: waits here until there is a place. A socket has at most two (it
+  // is there, it is gone) and counts against its client's quota until its last one is out, so the
+  // quota bounds what waits.
   void Tell(const Descriptor& event);
   // Events that waited. True: all are out.
   bool TellWaiting();
+  // A socket whose last event was told is gone. True: that event is out already; else TakeEnded()
+  // counts the socket once it is.
+  bool EndSocket();
+  // How many such sockets there were since the last call.
+  uint32_t TakeEnded() { return std::exchange(ended_, 0); }
+  // The channel or the client is gone: the rings are not touched any more, what waits is dropped.
+  void Remove();
   // Shows the client what was answered and wakes it if it sleeps.
   void Publish();
 
@@ -58,10 +71,10 @@ class Port {
   std::optional<Descriptor> parked;
   // Sockets whose message found no place, each once.
   std::vector<uint32_t> waiting_sockets;
-  uint32_t sockets = 0;   // That name this port as their owner.
-  bool removing = false;  // The channel or the client is gone: the rings are not touched any more.
+  uint32_t sockets = 0;  // That name this port as their owner.
   uint64_t submitted = 0, completed = 0, rejected = 0, doorbells = 0;
   uint32_t operations_in_flight() const { return reserved_; }
+  bool removing() const { return removing_; }
 
  private:
   void RingDoorbell();
@@ -69,12 +82,20 @@ class Port {
   ClientView* client_;
   uint32_t channel_;
   uint32_t max_operations_;
+  size_t max_waiting_events_;
   RingConsumer submissions_;
   RingProducer completions_;
   Fd doorbell_;
   uint32_t reserved_ = 0;
   bool unpublished_ = false;
-  std::deque<Descriptor> waiting_events_;
+  bool removing_ = false;
+  bool overflowed_ = false;
+  struct WaitingEvent {
+    Descriptor event;
+    uint32_t ends = 0;  // Sockets that are over once this one is out.
+  };
+  std::deque<WaitingEvent> waiting_events_;
+  uint32_t ended_ = 0;
 };
 
 }  // namespace sluice

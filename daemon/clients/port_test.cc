@@ -98,6 +98,17 @@ TEST_F(PortTest, EventsWaitForRoomInTheirOrder) {
   }
 }
 
+TEST_F(PortTest, EndlessEventsThatNobodyTakesAreTheClientsFault) {
+  Port port(view_, 1, submissions_.memory, completions_.memory, Fd(), 3);
+  Descriptor item{};
+  while (port.Deliver(item)) {
+  }
+  for (int i = 0; i < 3; ++i) port.Tell(item);
+  EXPECT_EQ(port.fault(), nullptr);
+  port.Tell(item);
+  EXPECT_NE(port.fault(), nullptr);
+}
+
 class ClientViewTest : public testing::Test {
  protected:
   ClientViewTest() { view_.AddExtent(0, 32 * kMiB); }

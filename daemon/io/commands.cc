@@ -38,7 +38,7 @@ Port* IoThread::FindPort(ClientId client, uint32_t channel) {
   ClientView* view = FindClient(client);
   if (view == nullptr) return nullptr;
   for (auto& port : view->ports) {
-    if (port->channel() == channel && !port->removing) return port.get();
+    if (port->channel() == channel && !port->removing()) return port.get();
   }
   return nullptr;
 }
@@ -134,7 +134,8 @@ void IoThread::Handle(RemovePort& message, uint64_t) {
     return;
   }
   port->Publish();
-  port->removing = true;
+  port->Remove();
+  ReturnQuota(*port);
   std::erase(ports_, port);
   AbortSocketsOf([port](const Port& owner) { return &owner == port; });
   next_tick_ns_ = 0;
@@ -157,7 +158,7 @@ void IoThread::Handle(RemoveClient& message, uint64_t) {
   client->removing = true;
   client->gone = true;
   for (auto& port : client->ports) {
-    port->removing = true;
+    port->Remove();
     std::erase(ports_, port.get());
   }
   AbortSocketsOf([client](const Port& owner) { return &owner.client() == client; });
@@ -224,14 +225,14 @@ void IoThread::Handle(PathFailed& message, uint64_t now_ns) {
 // --- sockets ---
 
 void IoThread::NotConnected(Port* port, const OpenSocket& request, int error) {
-  control_.Post(SocketGone{index_, request.client});
-  if (port == nullptr) return;
+  if (port == nullptr) return control_.Post(SocketGone{index_, request.client});
   Descriptor answer{};
   answer.op = static_cast<uint8_t>(CompletionOp::kConnected);
   answer.token = request.token;
   answer.result.outcome = static_cast<uint32_t>(Outcome::kFailed);
   answer.result.error = error;
   port->Tell(answer);
+  if (port->EndSocket()) control_.Post(SocketGone{index_, request.client});
 }
 
 void IoThread::Handle(OpenSocket& message, uint64_t now_ns) {

@@ -113,10 +113,9 @@ bool IoThread::DrainRings() {
       Submit(port, request);
       busy = true;
     }
-    if (port.broken() && !port.client().removing) {
+    if (const char* fault = port.fault(); fault != nullptr && !port.client().removing) {
       port.client().removing = true;  // Told once; RemoveClient does the rest.
-      control_.Post(ClientBroken{index_, port.client().id,
-                                 "the submission ring's index jumped beyond its capacity"});
+      control_.Post(ClientBroken{index_, port.client().id, fault});
     }
   }
   return busy;
@@ -190,8 +189,9 @@ void IoThread::SubmitClose(Port& port, const Descriptor& request) {
 
 void IoThread::RetryStalled() {
   for (Port* port : ports_) {
-    if (!port->TellWaiting() || port->waiting_sockets.empty() || !port->HasRoomForMessage())
-      continue;
+    const bool all_told = port->TellWaiting();
+    ReturnQuota(*port);
+    if (!all_told || port->waiting_sockets.empty() || !port->HasRoomForMessage()) continue;
     std::vector<uint32_t> waiting;
     waiting.swap(port->waiting_sockets);
     for (uint32_t id : waiting) {
@@ -213,6 +213,14 @@ void IoThread::RetryStalled() {
       socket->in_memory_queue = false;
       socket->engine->Retry(*socket);
     }
+  }
+}
+
+// Sockets whose last event is out now: only then may others take their places, or a client that
+// takes no events could pile them up here.
+void IoThread::ReturnQuota(Port& port) {
+  for (uint32_t ended = port.TakeEnded(); ended > 0; --ended) {
+    control_.Post(SocketGone{index_, port.client().id});
   }
 }
 
@@ -298,11 +306,11 @@ void IoThread::Gone(Socket& socket) {
   Port* port = OwnerOf(socket);
   if (port == nullptr) return;
   ClientView& client = port->client();
-  control_.Post(SocketGone{index_, client.id});
+  if (port->EndSocket()) control_.Post(SocketGone{index_, client.id});
   --client.sockets;
   // The port or the client may only have waited for this; looked at in the next turn's tick, since
   // the engine is still in the middle of its work.
-  if (--port->sockets == 0 && port->removing) next_tick_ns_ = 0;
+  if (--port->sockets == 0 && port->removing()) next_tick_ns_ = 0;
 }
 
 void IoThread::PathLost(Engine& engine, bool session_over, const std::string& reason) {
@@ -319,7 +327,7 @@ void IoThread::Tick(uint64_t now_ns) {
     ClientView& view = *(client++)->second;
     std::vector<Port*> removable;
     for (auto& port : view.ports) {
-      if (port->removing && port->sockets == 0) removable.push_back(port.get());
+      if (port->removing() && port->sockets == 0) removable.push_back(port.get());
     }
     for (Port* port : removable) RemovePortNow(*port);
     if (view.denied && now_ns >= view.ask_again_ns) view.memory_freed = true;  // Worth a try.

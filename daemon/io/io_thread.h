@@ -81,6 +81,7 @@ class IoThread final : public EngineHost {
   void SubmitFree(Port& port, const Descriptor& request);
   void SubmitClose(Port& port, const Descriptor& request);
   void RetryStalled();
+  void ReturnQuota(Port& port);
   void Tick(uint64_t now_ns);
   bool StopStep(uint64_t now_ns);
   void Sleep(uint64_t now_ns);

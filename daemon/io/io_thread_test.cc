@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "daemon/io/io_thread_testing.h"
@@ -96,6 +97,52 @@ TEST_F(IoThreadTest, WhatATimerSaysGoesOutInTheSameTurn) {
   const auto events = dialer->Take();
   ASSERT_EQ(events.size(), 1u) << "a client must not wait for the thread's next turn";
   EXPECT_EQ(events[0].result.error, ETIMEDOUT);
+}
+
+// The dialer takes no events: the places of its failed connects are not free before their events
+// are out.
+TEST_F(IoThreadTest, ASocketCountsUntilItsLastEventIsInTheRing) {
+  Begin();
+  constexpr size_t kConnects = 300;
+  for (uint64_t token = 1; token <= kConnects; ++token) {
+    dialer->Post(OpenSocket{dialer->id, 0, token, 55, kService});  // There is no such peer.
+  }
+  Settle();
+  EXPECT_EQ(Told<SocketGone>(), kCapacity);
+  uint64_t next = 1;
+  while (next <= kConnects) {
+    const auto events = dialer->Take();
+    ASSERT_FALSE(events.empty());
+    for (const Descriptor& event : events) EXPECT_EQ(event.token, next++);
+    Settle();
+  }
+  EXPECT_EQ(Told<SocketGone>(), kConnects);
+}
+
+TEST_F(IoThreadTest, SocketsThatPeersOpenAndCloseOnAStoppedListenerGoOnCounting) {
+  Begin();
+  constexpr size_t kSockets = 100;
+  for (uint64_t token = 1; token <= kSockets; ++token) {
+    dialer->Connect(token);
+    Settle();
+    for (const Descriptor& event : dialer->Take()) {
+      if (Is(event, CompletionOp::kConnected)) dialer->Close(event.socket);
+    }
+    Settle();
+    dialer->Take();
+  }
+  const auto gone = [&](ClientId client) {
+    return std::ranges::count_if(told, [client](const FromIo& message) {
+      const auto* socket = std::get_if<SocketGone>(&message);
+      return socket != nullptr && socket->client == client;
+    });
+  };
+  EXPECT_EQ(gone(dialer->id), kSockets);
+  EXPECT_EQ(gone(listener->id), kCapacity / 2) << "each has an accepted and a closed in the ring";
+  listener->Post(RemovePort{listener->id, 0});
+  Settle();
+  EXPECT_EQ(gone(listener->id), kSockets) << "what waits for a closed channel is dropped";
+  EXPECT_EQ(Told<PortRemoved>(), 1u);
 }
 
 TEST_F(IoThreadTest, ASocketStandsInTheQueueForASlotOnce) {

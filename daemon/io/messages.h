@@ -220,7 +220,8 @@ struct PathLost {
   std::string reason;
 };
 
-// A socket of this client is gone (for its quota).
+// A socket of this client is gone, and its last event is in the ring: another may take its place in
+// the quota.
 struct SocketGone {
   uint32_t io_thread;
   ClientId client;
