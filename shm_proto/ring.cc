@@ -54,14 +54,22 @@ RingProducer::RingProducer(RingMemory ring)
   SLUICE_CHECK(std::has_single_bit(ring.capacity), "a ring's capacity is a power of two");
 }
 
-bool RingProducer::HasRoom(uint32_t count) {
-  if (ring_.capacity - (tail_ - cached_head_) >= count) return true;
+void RingProducer::Inspect() {
   // Acquire pairs with the release in RingConsumer::Release(): its reads of the entry are over
   // before we overwrite it.
   const uint32_t head = ring_.header()->head.load(std::memory_order_acquire);
   // A head that goes back, or beyond what was written, is the other side's mischief: keep the last
   // good one. Room once seen never vanishes, so whoever reserved an entry can still write it.
-  if (head - cached_head_ <= tail_ - cached_head_) cached_head_ = head;
+  if (head - cached_head_ <= tail_ - cached_head_) {
+    cached_head_ = head;
+  } else {
+    broken_ = true;
+  }
+}
+
+bool RingProducer::HasRoom(uint32_t count) {
+  if (ring_.capacity - (tail_ - cached_head_) >= count) return true;
+  Inspect();
   return ring_.capacity - (tail_ - cached_head_) >= count;
 }
 

@@ -63,6 +63,12 @@ class RingProducer {
   // taken, so that one sleep gets one doorbell.
   bool Publish();
 
+  // Looks at the consumer's index even where there seems to be room.
+  void Inspect();
+  // The consumer's index went back, or beyond what was written: the other side is broken or
+  // hostile. The last good one stays in force, so that what was reserved can still be written.
+  bool broken() const { return broken_; }
+
   // Before sleeping with something that finds no room: asks for a doorbell when the consumer makes
   // some. False: there is room for `count` already.
   bool WaitForRoom(uint32_t count);
@@ -72,6 +78,7 @@ class RingProducer {
   uint32_t tail_;         // Next entry to write.
   uint32_t published_;    // What the consumer may see.
   uint32_t cached_head_;  // The consumer's index as last read.
+  bool broken_ = false;
 };
 
 // The reading side. Trusts nothing it reads: an entry is copied once and only the copy is used.

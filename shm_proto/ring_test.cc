@@ -119,8 +119,10 @@ TEST(Ring, AJumpingHeadOnlyMakesTheRingFull) {
   for (uint64_t i = 0; i < 16; ++i) ASSERT_TRUE(producer.Stage(Numbered(i)));
   producer.Publish();
   ring.memory.header()->head.store(0x80000000u, std::memory_order_release);
+  EXPECT_FALSE(producer.broken());
   EXPECT_EQ(producer.Free(), 0u);
   EXPECT_FALSE(producer.Stage(Numbered(16)));
+  EXPECT_TRUE(producer.broken());
 }
 
 TEST(Ring, AHeadThatGoesBackTakesNoRoomAway) {
@@ -135,7 +137,11 @@ TEST(Ring, AHeadThatGoesBackTakesNoRoomAway) {
     consumer.Release();
   }
   ASSERT_TRUE(producer.HasRoom(16));
+  producer.Inspect();
+  EXPECT_FALSE(producer.broken());
   ring.memory.header()->head.store(4, std::memory_order_release);
+  producer.Inspect();
+  EXPECT_TRUE(producer.broken());
   EXPECT_FALSE(producer.HasRoom(17));
   EXPECT_TRUE(producer.HasRoom(16)) << "what was free stays free";
 }

@@ -77,6 +77,7 @@ void Port::Remove() {
 
 const char* Port::fault() const {
   if (submissions_.broken()) return "the submission ring's index jumped beyond its capacity";
+  if (completions_.broken()) return "the completion ring's index went back or beyond what is there";
   if (overflowed_) return "it left more events of its sockets untaken than it may have sockets";
   return nullptr;
 }

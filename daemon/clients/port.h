@@ -30,6 +30,8 @@ class Port {
   // Takes the next request if its answer has a place. False: nothing there, no place, or the client
   // broke the ring.
   bool Take(Descriptor& request);
+  // Looks for mischief that no operation comes upon; for now and then.
+  void Inspect() { completions_.Inspect(); }
   // Why the client may not go on; null: it may.
   const char* fault() const;
 

@@ -101,6 +101,7 @@ bool IoThread::DrainRings() {
   bool busy = false;
   for (size_t i = 0; i < ports_.size(); ++i) {
     Port& port = *ports_[i];
+    if (port.client().removing) continue;
     Descriptor request;
     if (port.parked) {
       if (mailbox_.Pending()) continue;
@@ -113,7 +114,7 @@ bool IoThread::DrainRings() {
       Submit(port, request);
       busy = true;
     }
-    if (const char* fault = port.fault(); fault != nullptr && !port.client().removing) {
+    if (const char* fault = port.fault(); fault != nullptr) {
       port.client().removing = true;  // Told once; RemoveClient does the rest.
       control_.Post(ClientBroken{index_, port.client().id, fault});
     }
@@ -323,6 +324,7 @@ void IoThread::PathLost(Engine& engine, bool session_over, const std::string& re
 void IoThread::Tick(uint64_t now_ns) {
   next_tick_ns_ = now_ns + kTickNs;
   for (auto& [peer, engine] : engines_) engine->Tick(now_ns);
+  for (Port* port : ports_) port->Inspect();
   for (auto client = clients_.begin(); client != clients_.end();) {
     ClientView& view = *(client++)->second;
     std::vector<Port*> removable;

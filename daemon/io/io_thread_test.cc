@@ -161,5 +161,33 @@ TEST_F(IoThreadTest, ASocketStandsInTheQueueForASlotOnce) {
   EXPECT_EQ(port.waiting_sockets.size(), 1u);
 }
 
+TEST_F(IoThreadTest, RingCountersThatJumpAreTheClientsEndEvenWhenItAsksForNothing) {
+  const std::pair<const char*, void (*)(TestClient&)> cases[] = {
+      {"requests far ahead", [](TestClient& c) { c.submissions().header()->tail.fetch_add(1000); }},
+      {"requests taken back", [](TestClient& c) { c.submissions().header()->tail.fetch_sub(1); }},
+      {"more taken than answered",
+       [](TestClient& c) { c.completions().header()->head.fetch_add(1); }},
+      {"answers given back", [](TestClient& c) { c.completions().header()->head.fetch_sub(1); }},
+  };
+  Begin();
+  OpenPair();
+  for (const auto& [what, spoil] : cases) {
+    told.clear();
+    TestClient bad(*thread, 20, kCapacity, kMaxMessageBytes);
+    Settle();
+    spoil(bad);
+    Settle();
+    clock.now_ns += kNsPerSecond;
+    Settle();
+    ASSERT_EQ(Told<ClientBroken>(), 1u) << what;
+    for (const FromIo& message : told) {
+      const auto* broken = std::get_if<ClientBroken>(&message);
+      EXPECT_TRUE(broken == nullptr || broken->client == 20u);
+    }
+    bad.Post(RemoveClient{20});
+    Settle();
+  }
+}
+
 }  // namespace
 }  // namespace sluice::io::testing
