@@ -92,25 +92,33 @@ SLUICE_HOSTS=()
 remove_hosts() {
   local host pid
   for host in "${SLUICE_HOSTS[@]}"; do
-    for pid in $(ip netns pids "$host" 2>/dev/null); do kill -KILL "$pid" 2>/dev/null || true; done
+    for pid in $(ip netns pids "$host" 2>/dev/null); do
+      kill -KILL "$pid" 2>/dev/null || true
+      wait "$pid" 2>/dev/null || true # Or bash would report each of them as killed.
+    done
     ip netns del "$host" 2>/dev/null || true
   done
   SLUICE_HOSTS=()
 }
 
+# make_host NAME: a namespace with nothing but its loopback interface.
+make_host() {
+  local host=$1
+  need_root "making network namespaces"
+  command -v ip >/dev/null || die "the command ip is missing: run scripts/setup"
+  ((${#SLUICE_HOSTS[@]} > 0)) || on_exit remove_hosts
+  ip netns add "$host" || die "cannot make the network namespace $host; is one of that name left over? ip netns del $host"
+  SLUICE_HOSTS+=("$host")
+  ip -n "$host" link set lo up
+}
+
 # make_two_hosts A B [NET]: two namespaces joined by a veth pair; A is 10.77.NET.1, B is 10.77.NET.2 (NET: 0), and both
 # are in HOST_A_ADDRESS and HOST_B_ADDRESS afterwards.
 make_two_hosts() {
-  local a=$1 b=$2 net=${3:-0} host
-  need_root "making network namespaces"
-  command -v ip >/dev/null || die "the command ip is missing: run scripts/setup"
+  local a=$1 b=$2 net=${3:-0}
   HOST_A_ADDRESS=10.77.$net.1 HOST_B_ADDRESS=10.77.$net.2
-  ((${#SLUICE_HOSTS[@]} > 0)) || on_exit remove_hosts
-  for host in "$a" "$b"; do
-    ip netns add "$host" || die "cannot make the network namespace $host; is one of that name left over? ip netns del $host"
-    SLUICE_HOSTS+=("$host")
-    ip -n "$host" link set lo up
-  done
+  make_host "$a"
+  make_host "$b"
   ip -n "$a" link add eth0 type veth peer name eth0 netns "$b" || die "cannot make a veth pair: is the kernel's veth module there?"
   ip -n "$a" address add "$HOST_A_ADDRESS/24" dev eth0
   ip -n "$b" address add "$HOST_B_ADDRESS/24" dev eth0
