@@ -3,6 +3,7 @@
 # shellcheck disable=SC2034  # read by scripts/bench
 BENCH_TITLE='bemalloc beside jemalloc, mimalloc, tcmalloc and glibc: speed, memory, instructions'
 BENCH_PACKAGES=(libjemalloc2 libmimalloc2.0 libtcmalloc-minimal4 valgrind)
+BENCH_TARGETS=(sluice-bench-alloc)
 
 bench_run() {
   local json=$1 quick=$2
