@@ -169,11 +169,12 @@ bool Watch(int epoll, int fd, bool write, int operation) {
   return epoll_ctl(epoll, operation, fd, &event) == 0;
 }
 
-sockaddr_in Address(const std::string& host, uint16_t port) {
+sockaddr_in Address(const Endpoint& endpoint) {
+  const HostPort name = Split(endpoint.address);
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  inet_pton(AF_INET, host.c_str(), &address.sin_addr);
+  address.sin_port = htons(name.port);
+  inet_pton(AF_INET, name.host.c_str(), &address.sin_addr);
   return address;
 }
 
@@ -189,13 +190,11 @@ bool Answer(Connection& connection) {
   });
 }
 
-}  // namespace
-
-bool RunTcpServer(const std::string& address, uint16_t port, bool spin) {
+bool Serve(const Endpoint& endpoint) {
   const Fd listener(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
   const int on = 1;
   setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  const sockaddr_in name = Address(address, port);
+  const sockaddr_in name = Address(endpoint);
   if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0 ||
       listen(listener.get(), 16) != 0) {
     return FailErrno("listening");
@@ -208,7 +207,7 @@ bool RunTcpServer(const std::string& address, uint16_t port, bool spin) {
   std::array<epoll_event, 16> events;
   while (!StopRequested()) {
     const int count = epoll_wait(epoll.get(), events.data(), static_cast<int>(events.size()),
-                                 spin ? 0 : kWaitMs);
+                                 endpoint.spin ? 0 : kWaitMs);
     for (int i = 0; i < count; ++i) {
       const int fd = events[static_cast<size_t>(i)].data.fd;
       if (fd == listener.get()) {
@@ -232,9 +231,8 @@ bool RunTcpServer(const std::string& address, uint16_t port, bool spin) {
   return true;
 }
 
-bool RunTcpClient(const std::string& address, uint16_t port, const RunOptions& options,
-                  Requests& requests) {
-  const sockaddr_in name = Address(address, port);
+bool Request(const Endpoint& endpoint, const RunOptions& options, Requests& requests) {
+  const sockaddr_in name = Address(endpoint);
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   Connection connection(fd);
   if (connect(fd, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0) {
@@ -246,7 +244,7 @@ bool RunTcpClient(const std::string& address, uint16_t port, const RunOptions& o
   if (fcntl(fd, F_SETFL, O_NONBLOCK) != 0) {
     return FailErrno("fcntl");
   }
-  requests = Requests(options.workload, options.seconds, options.warm_up_seconds);
+  requests = Requests(options);
   uint64_t now_ns = NowNs();
   bool watches_write = false;
   while (requests.Running(now_ns)) {
@@ -262,7 +260,7 @@ bool RunTcpClient(const std::string& address, uint16_t port, const RunOptions& o
       Watch(epoll.get(), fd, watches_write, EPOLL_CTL_MOD);
     }
     epoll_event event;
-    epoll_wait(epoll.get(), &event, 1, options.spin ? 0 : kWaitMs);
+    epoll_wait(epoll.get(), &event, 1, endpoint.spin ? 0 : kWaitMs);
     now_ns = NowNs();
     const bool alive = connection.Receive([&](std::span<const std::byte> reply) {
       return requests.End(reply.first(sizeof(MessageHeader)), now_ns);
@@ -276,5 +274,9 @@ bool RunTcpClient(const std::string& address, uint16_t port, const RunOptions& o
   }
   return true;
 }
+
+}  // namespace
+
+const System kTcp = {"tcp", Serve, Request};
 
 }  // namespace sluice::bench

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/net/workload.h"
 
+#include <charconv>
+
 namespace sluice::bench {
 
-Requests::Requests(const Workload& workload, double seconds, double warm_up_seconds)
-    : workload_(workload), started_ns_(workload.outstanding) {
+Requests::Requests(const RunOptions& options)
+    : workload_(options.workload),
+      started_ns_(options.workload.outstanding),
+      cpu_s_at_start_(CpuSeconds()) {
   const uint64_t now_ns = NowNs();
-  measure_from_ns_ = now_ns + static_cast<uint64_t>(warm_up_seconds * 1e9);
-  end_ns_ = measure_from_ns_ + static_cast<uint64_t>(seconds * 1e9);
-  for (uint32_t slot = workload.outstanding; slot-- > 0;) {
+  measure_from_ns_ = now_ns + static_cast<uint64_t>(options.warm_up_seconds * 1e9);
+  end_ns_ = measure_from_ns_ + static_cast<uint64_t>(options.seconds * 1e9);
+  for (uint32_t slot = workload_.outstanding; slot-- > 0;) {
     idle_.push_back(slot);
   }
 }
@@ -54,7 +58,18 @@ Requests::Result Requests::Finish() const {
   result.seconds = static_cast<double>(last_ns_ - first_ns_) / 1e9;
   result.all_operations = all_operations_;
   result.bytes = result.operations * (workload_.request_bytes + workload_.reply_bytes);
+  result.cpu_s = CpuSeconds() - cpu_s_at_start_;
   result.latency = &latency_;
+  return result;
+}
+
+HostPort Split(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos) {
+    return {address};
+  }
+  HostPort result{address.substr(0, colon)};
+  std::from_chars(address.data() + colon + 1, address.data() + address.size(), result.port);
   return result;
 }
 

@@ -12,11 +12,12 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/commands.h"
 #include "libclient/examples/sluice-ps/latency.h"
 
 // What the network benchmarks do, whatever carries their messages: a client keeps some requests
 // outstanding on one connection, the server answers each with as many bytes as it asks for.
-// Payloads are neither written nor read.
+// Payloads are neither written nor read beyond their header.
 namespace sluice::bench {
 
 struct Workload {
@@ -32,7 +33,7 @@ inline constexpr std::array<Workload, 3> kWorkloads = {{
     {"stream_1MB", 1024 * 1024, 32, 8},
 }};
 
-inline constexpr uint32_t kMaxMessageBytes = 16 * 1024 * 1024;
+inline constexpr uint32_t kMaxMessageBytes = 1024 * 1024;
 
 // At the start of every message.
 struct MessageHeader {
@@ -57,11 +58,17 @@ inline double CpuSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
+struct RunOptions {
+  Workload workload;
+  double seconds = 5;
+  double warm_up_seconds = 0.5;
+};
+
 // The client's side of one workload: which requests are outstanding and how long each took.
 // Invariant: a slot is idle or has exactly one request under way.
 class Requests {
  public:
-  Requests(const Workload& workload, double seconds, double warm_up_seconds);
+  explicit Requests(const RunOptions& options);  // The time starts here.
 
   bool Running(uint64_t now_ns) const { return now_ns < end_ns_; }
   bool Idle() const { return idle_.size() == started_ns_.size(); }
@@ -78,6 +85,7 @@ class Requests {
     double seconds = 0;
     uint64_t all_operations = 0;  // Those of the warming up included.
     uint64_t bytes = 0;
+    double cpu_s = 0;  // Of this process, for all_operations.
     const sluice_ps::LatencyHistogram* latency = nullptr;
   };
   Result Finish() const;
@@ -92,24 +100,33 @@ class Requests {
   uint64_t first_ns_ = 0;
   uint64_t last_ns_ = 0;
   uint64_t all_operations_ = 0;
+  double cpu_s_at_start_;
 };
 
-struct RunOptions {
-  Workload workload;
-  double seconds = 5;
-  double warm_up_seconds = 0.5;
-  bool spin = false;  // Poll without ever sleeping.
+// Where the server is.
+struct Endpoint {
+  std::string address;      // "host:port"; over Sluice "host:service".
+  std::string socket_path;  // Sluice: the daemon's control socket; empty: the library's default.
+  bool spin = false;        // Poll without ever sleeping.
 };
 
-// The systems. Clients return false after saying on stderr what went wrong; servers run until a
-// signal.
-bool RunSluiceServer(const std::string& socket_path, uint16_t service, bool spin);
-bool RunSluiceClient(const std::string& socket_path, const std::string& address,
-                     const RunOptions& options, Requests& requests);
-bool RunTcpServer(const std::string& address, uint16_t port, bool spin);
-bool RunTcpClient(const std::string& address, uint16_t port, const RunOptions& options,
-                  Requests& requests);
+// One that carries the messages. Both return false after saying on stderr what went wrong; a server
+// prints "ready" and runs until a signal.
+struct System {
+  std::string_view name;
+  bool (*serve)(const Endpoint&);
+  bool (*request)(const Endpoint&, const RunOptions&, Requests&);
+};
+extern const System kSluice;
+extern const System kTcp;
+extern const System kZeroMq;  // Where SLUICE_BENCH_ZEROMQ.
+extern const System kGrpc;    // Where SLUICE_BENCH_GRPC.
 
-bool StopRequested();
+// "host:port" taken apart; port 0 when there is none.
+struct HostPort {
+  std::string host;
+  uint16_t port = 0;
+};
+HostPort Split(const std::string& address);
 
 }  // namespace sluice::bench
