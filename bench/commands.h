@@ -15,6 +15,7 @@ struct Command {
 };
 
 std::vector<Command> AddNetCommands(CLI::App& app);
+std::vector<Command> AddShmCommands(CLI::App& app);
 
 // SIGINT or SIGTERM came.
 bool StopRequested();

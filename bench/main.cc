@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // sluice-bench: the programs that scripts/bench measures with.
+#include <algorithm>
 #include <csignal>
+#include <iterator>
 
 #include "bench/commands.h"
 
@@ -26,7 +28,10 @@ int main(int argc, char** argv) {
   using namespace sluice::bench;
   CLI::App app("The programs that scripts/bench measures with; they print one JSON object a line");
   app.require_subcommand(1);
-  const std::vector<Command> commands = AddNetCommands(app);
+  std::vector<Command> commands;
+  for (const auto& add : {AddNetCommands, AddShmCommands}) {
+    std::ranges::move(add(app), std::back_inserter(commands));
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <sys/resource.h>
-#include <time.h>
 
 #include <array>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/clock.h"
 #include "bench/commands.h"
 #include "libclient/examples/sluice-ps/latency.h"
 
@@ -42,12 +42,6 @@ struct MessageHeader {
   uint64_t slot;         // Which of the client's outstanding requests this is.
 };
 static_assert(sizeof(MessageHeader) == 16);
-
-inline uint64_t NowNs() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
-}
 
 inline double CpuSeconds() {
   rusage usage;
