@@ -155,7 +155,14 @@ void PeersImpl::HandOver(Peer& peer, Fd connection, const SessionParameters& ses
 
 void PeersImpl::OnPathLost(const io::PathLost& lost) {
   const auto found = peers.find(lost.peer);
-  if (found == peers.end()) return;
+  if (found == peers.end()) {
+    // Within the host nothing fails but by our own fault: begin anew. Both ends tell of it.
+    if (!stopped && self && lost.session == self_session) {
+      LogError("the path within this host was lost", {{"reason", lost.reason}});
+      LinkSelf();
+    }
+    return;
+  }
   Peer& peer = *found->second;
   if (!peer.path.OnLost(lost.session, lost.path_epoch, lost.session_over)) return;
   LogWarning("peer path lost", {{"peer", peer.dial.where().Text()},

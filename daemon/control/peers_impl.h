@@ -113,6 +113,7 @@ class PeersImpl {
   bool MakeRoomForTarget();
   // What a daemon that looks for itself gets: a peer inside it, made when first asked for.
   Result<PeerRef> SelfAnswer(const HostPort& where);
+  void LinkSelf();
 
   // peers_accept.cc
   Result<> Listen();
@@ -138,6 +139,8 @@ class PeersImpl {
   uint64_t arrivals = 0;  // Orders accepted connections and paths; see PeerPath.
   PeerId next_peer = 1;
   std::optional<PeerRef> self;
+  std::string self_name;
+  uint64_t self_session = 0;
   uint32_t next_io_thread = 0;
   uint32_t next_lane = 0;
 

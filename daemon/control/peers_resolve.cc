@@ -117,9 +117,15 @@ Result<PeerRef> PeersImpl::SelfAnswer(const HostPort& where) {
   if (!self) {
     self = PeerRef{next_peer, 0};
     next_peer += 2;
-    Tell(0, io::LinkSelf{self->peer, self->peer + 1, where.Text(), random.Next() | 1});
+    self_name = where.Text();
+    LinkSelf();
   }
   return *self;
+}
+
+void PeersImpl::LinkSelf() {
+  self_session = random.Next() | 1;
+  Tell(0, io::LinkSelf{self->peer, self->peer + 1, self_name, self_session});
 }
 
 bool Target::OnResolved(const std::vector<SocketAddress>& addresses) {

@@ -61,8 +61,8 @@ struct Node {
     } else if (auto* failed = std::get_if<io::PathFailed>(&message)) {
       EXPECT_EQ(threads.at(failed->peer), thread);
       failures.push_back(std::move(*failed));
-    } else if (std::holds_alternative<io::LinkSelf>(message)) {
-      ++links;
+    } else if (auto* link = std::get_if<io::LinkSelf>(&message)) {
+      links.push_back(std::move(*link));
     } else {
       ADD_FAILURE() << "nothing else comes from Peers";
     }
@@ -84,7 +84,7 @@ struct Node {
   SeededRandom random;
   std::map<PeerId, uint32_t> threads;
   std::vector<io::PathUp> paths;
-  int links = 0;  // LinkSelf.
+  std::vector<io::LinkSelf> links;
   std::vector<io::PathFailed> failures;
   std::unique_ptr<Peers> peers;
 };
@@ -524,8 +524,19 @@ TEST_F(PeersTest, ADaemonThatLooksForItselfBecomesAPeerInsideItself) {
   const auto again = Ask(*a, "127.0.0.1", a->peers->listen_port());
   ASSERT_TRUE(again) << again.error().message;
   EXPECT_EQ(again->peer, ref->peer) << "one pair of engines serves all";
-  EXPECT_EQ(a->links, 1);
+  EXPECT_EQ(a->links.size(), 1u);
   EXPECT_TRUE(a->paths.empty()) << "no connection carries it";
+  for (const PeerId end : {a->links[0].dialer, a->links[0].listener}) {
+    a->peers->OnPathLost({.io_thread = 0,
+                          .peer = end,
+                          .session = a->links[0].session,
+                          .path_epoch = 1,
+                          .session_over = true,
+                          .reason = "test"});
+  }
+  ASSERT_EQ(a->links.size(), 2u) << "a lost one is made anew, once";
+  EXPECT_EQ(a->links[1].dialer, a->links[0].dialer);
+  EXPECT_NE(a->links[1].session, a->links[0].session);
 }
 
 TEST_F(PeersTest, ANameThatDoesNotExistIsNotFound) {

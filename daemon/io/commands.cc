@@ -181,9 +181,11 @@ void IoThread::Handle(AddPeer& message, uint64_t) {
 }
 
 void IoThread::Handle(LinkSelf& message, uint64_t now_ns) {
-  AddPeer dialer{message.dialer, message.name}, listener{message.listener, message.name};
-  Handle(dialer, now_ns);
-  Handle(listener, now_ns);
+  if (FindEngine(message.dialer) == nullptr) {
+    AddPeer dialer{message.dialer, message.name}, listener{message.listener, message.name};
+    Handle(dialer, now_ns);
+    Handle(listener, now_ns);
+  }
   Engine& from = *FindEngine(message.dialer);
   Engine& to = *FindEngine(message.listener);
   SessionParameters session;
