@@ -52,6 +52,7 @@ struct ClientView {
   std::vector<std::unique_ptr<Port>> ports;
   std::vector<uint32_t> waiting_sockets;  // That wait for memory.
   uint32_t sockets = 0;
+  uint64_t held_bytes = 0;        // Messages that engines keep since the pool is full.
   bool asked_for_blocks = false;  // NeedReceiveBlocks is unanswered.
   bool denied = false;            // The last answer was no: not asked again for a while.
   uint64_t denied_pause_ns = 0;   // How long that is; 0 after a grant.

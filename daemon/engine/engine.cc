@@ -13,6 +13,8 @@
 namespace sluice {
 namespace {
 
+// Within this time a peer's engine, which asks nobody, must have answered.
+constexpr uint64_t kAnswerTimeoutNs = 30 * kNsPerSecond;
 constexpr uint64_t kScanIntervalNs = 20 * kNsPerMs;       // While sockets are opening.
 constexpr uint64_t kIdleScanIntervalNs = 500 * kNsPerMs;  // Ten thousand idle sockets cost little.
 constexpr uint64_t kMinTickNs = 10 * kNsPerMs;            // Tick() need not come more often.
@@ -33,9 +35,7 @@ Engine::Engine(PeerId peer, std::string name, SocketTable& sockets, EngineHost& 
       limits_(limits),
       tunables_(tunables),
       chain_(limits.send_queue_depth),
-      window_(tunables.send_window_bytes),
-      receive_memory_(
-          std::make_unique<std::byte[]>(size_t{limits.receive_depth} * limits.receive_bytes)) {
+      window_(tunables.send_window_bytes) {
   consumed_.reserve(limits.receive_depth);
 }
 
@@ -70,6 +70,10 @@ bool Engine::OnPathUp(std::unique_ptr<transport::QueuePair> queue_pair,
   queue_pair_ = std::move(queue_pair);
   credits_ = SendCredits(session.peer_receive_depth);
   returns_ = CreditReturns(limits_.receive_depth);
+  if (!receive_memory_) {
+    receive_memory_ = std::make_unique_for_overwrite<std::byte[]>(size_t{limits_.receive_depth} *
+                                                                  limits_.receive_bytes);
+  }
   consumed_.clear();
   for (uint32_t i = 0; i < limits_.receive_depth; ++i) {
     consumed_.push_back(ReceiveSlot(receive_memory_.get(), i, limits_.receive_bytes));
@@ -150,6 +154,7 @@ void Engine::EndSession(int error, const std::string& reason, uint64_t now_ns) {
 void Engine::SessionOver(int error, const std::string& reason) {
   SLUICE_CHECK(!queue_pair_, "a session ends after its path");
   session_alive_ = false;
+  receive_memory_.reset();  // The peer may never come back.
   for (Socket* socket = all_.Front(); socket != nullptr;) {
     Socket* next = all_.Next(*socket);
     EndOperations(*socket, error, false);
@@ -293,7 +298,8 @@ void Engine::EndOperations(Socket& socket, int error, bool unposted_only) {
   // The tail that never began: cut it off and end it.
   SendOperation** link = &socket.head;
   SendOperation* last = nullptr;
-  while (*link != nullptr && ((*link)->posted_bytes > 0 || (*link)->posted)) {
+  while (*link != nullptr &&
+         ((*link)->posted_bytes > 0 || (*link)->posted || (*link)->posted_requests > 0)) {
     last = *link;
     link = &last->next;
   }
@@ -338,6 +344,7 @@ void Engine::Accept(Socket& socket, void* owner, uint64_t listener) {
   socket.owner = owner;
   socket.token = listener;
   socket.state = SocketState::kOpen;
+  socket.unconfirmed = true;
   --incoming_;
   if (queue_pair_ && !resuming_) Queue(wire::FrameType::kOpened, socket.remote_id, 0, 0, socket.id);
 }
@@ -370,6 +377,8 @@ void Engine::Close(Socket& socket) {
 void Engine::StartClose(Socket& socket) {
   if (socket.close_sent || !queue_pair_ || resuming_) return;  // OnResumed() comes back to it.
   socket.close_sent = true;
+  socket.deadline_ns = now_ns_ + kAnswerTimeoutNs;
+  QueueAck(socket);
   Queue(wire::FrameType::kClose, socket.remote_id, socket.next_sequence, 0,
         static_cast<uint32_t>(socket.close_error));
 }
@@ -379,6 +388,7 @@ void Engine::Reset(Socket& socket, int error) {
   if (socket.state != SocketState::kOpen && socket.state != SocketState::kClosing) return;
   socket.state = SocketState::kClosing;
   socket.close_error = error;
+  socket.deaf = true;
   EndOperations(socket, error, true);
   ready_.Remove(socket);
   StartClose(socket);
@@ -393,6 +403,7 @@ void Engine::Abort(Socket& socket) {
   if (!queue_pair_ && !session_alive_) return Retire(socket);
   switch (socket.state) {
     case SocketState::kOpening:
+      socket.deadline_ns = now_ns_ + kAnswerTimeoutNs;
       if (!socket.open_sent) Retire(socket);
       return;  // Else kOpened or kRefused ends it.
     case SocketState::kIncoming: return Refuse(socket, ECONNREFUSED);
@@ -420,11 +431,10 @@ void Engine::DropReady(Socket& socket) {
     ReadyMessage* message = socket.ready_head;
     socket.ready_head = message->next;
     if (message->buffer.bytes > 0) host_.Free(socket, message->buffer);
-    delete[] message->held;
+    if (message->held != nullptr) DropHeld(socket, *message);
     messages_.Give(message);
   }
   socket.ready_tail = nullptr;
-  socket.held = 0;
 }
 
 // The last step of a socket that is closed at both ends: everything handed on, every operation
@@ -489,7 +499,14 @@ void Engine::Tick(uint64_t now_ns) {
   }
 }
 
-// Looks at every socket: opening too long, granted buffers that nobody uses.
+bool Engine::IsAnswerOverdue(const Socket& socket, uint64_t now_ns) const {
+  const bool waits = socket.state == SocketState::kClosing
+                         ? socket.close_sent && !socket.close_confirmed
+                         : socket.state == SocketState::kOpening && socket.silent;
+  return waits && now_ns >= socket.deadline_ns;
+}
+
+// Looks at every socket: opening too long, closing too long, granted buffers that nobody uses.
 void Engine::Scan(uint64_t now_ns) {
   next_scan_ns_ = now_ns + kIdleScanIntervalNs;
   for (Socket* socket = all_.Front(); socket != nullptr;) {
@@ -498,6 +515,8 @@ void Engine::Scan(uint64_t now_ns) {
         now_ns >= socket->deadline_ns) {
       host_.Connected(*socket, Outcome::kFailed, ETIMEDOUT);
       Abort(*socket);
+    } else if (IsAnswerOverdue(*socket, now_ns)) {
+      BreakPath("the peer did not answer the closing of a socket in time");
     } else if (socket->state == SocketState::kOpening) {
       next_scan_ns_ = now_ns + kScanIntervalNs;
     } else if (socket->offered != nullptr && now_ns - socket->last_large_ns > kNsPerSecond) {

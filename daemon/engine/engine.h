@@ -139,6 +139,7 @@ class Engine {
   void SessionOver(int error, const std::string& reason);
   void FreeReceiveSide(Socket& socket, bool ready_too);
   void DropReady(Socket& socket);
+  bool IsAnswerOverdue(const Socket& socket, uint64_t now_ns) const;
   void Scan(uint64_t now_ns);
   void StartClose(Socket& socket);
   void Reset(Socket& socket, int error);
@@ -148,6 +149,9 @@ class Engine {
   void Queue(wire::FrameType type, uint32_t socket, uint64_t sequence, uint64_t length,
              uint32_t argument, uint32_t landing = 0);
   bool WriteControl();
+  uint64_t Placed(const Socket& socket) const;
+  wire::FrameHeader AckOf(const Socket& socket) const;
+  void QueueAck(Socket& socket);
   void WriteAcks();
   bool OpenBundle(CreditUse use, uint32_t header_bytes, uint64_t payload_bytes);
   void AddFrame(const wire::FrameHeader& header, std::span<const std::byte> payload = {});
@@ -170,6 +174,7 @@ class Engine {
   void OnClosed(Socket& socket);
   void OnMessage(Socket& socket, const wire::FrameHeader& header,
                  std::span<const std::byte> payload);
+  static Landing* BoundTo(const Socket& socket, uint64_t sequence);
   void OnWriteRequest(Socket& socket, const wire::FrameHeader& header);
   void OnWritten(uint32_t grant);
   void OnGrant(Socket& socket, const wire::FrameHeader& header, std::span<const std::byte> payload);
@@ -177,12 +182,14 @@ class Engine {
                        std::span<const std::byte> payload);
   void OnAck(Socket& socket, const wire::FrameHeader& header);
   void OnPeerClose(Socket& socket, int error);
+  void PeerEndGone(Socket& socket, int error);
   void OnRecall(Socket& socket, uint32_t grant);
   void OnReturned(Socket& socket, uint32_t grant);
   bool Expected(Socket& socket, uint64_t sequence);
   void Arrived(Socket& socket, ReadyMessage& message);
   void DeliverReady(Socket& socket);
   bool PlaceHeld(Socket& socket, ReadyMessage& message);
+  void DropHeld(Socket& socket, ReadyMessage& message);
   void FillLandings(Socket& socket);
   void FreeLanding(Landing& landing);
   void Unoffer(Socket& socket, Landing& landing);
@@ -219,7 +226,7 @@ class Engine {
   SendCredits credits_;
   CreditReturns returns_;
   std::unique_ptr<std::byte[]>
-      receive_memory_;  // receive_depth slots of receive_bytes, posted to the queue pair.
+      receive_memory_;  // receive_depth slots of receive_bytes, for the queue pair; of a session.
   std::vector<transport::ReceiveRequest> consumed_;  // To be posted again, as one list.
   Fifo<ControlFrame> control_;
   transport::SendRequest* bundle_ = nullptr;  // The SEND that still takes frames.

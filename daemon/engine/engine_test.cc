@@ -53,6 +53,12 @@ struct Node : EngineHost {
     ASSERT_EQ(std::erase_if(buffers, [&](auto& owned) { return owned.get() == buffer.address; }),
               1u);
   }
+  bool Hold(Socket&, uint64_t bytes) override {
+    if (held_bytes + bytes > most_held_bytes) return false;
+    held_bytes += bytes;
+    return true;
+  }
+  void Unhold(Socket&, uint64_t bytes) override { held_bytes -= bytes; }
   uint64_t LargestBuffer(Socket&) override { return largest_bytes; }
   bool Deliver(Socket& socket, const Delivery& message) override {
     if (slots == 0) {
@@ -92,6 +98,7 @@ struct Node : EngineHost {
   }
 
   uint64_t memory_bytes = 64 * kMiB, used_bytes = 0, largest_bytes = 64 * kMiB;
+  uint64_t held_bytes = 0, most_held_bytes = 64 * kMiB;
   size_t slots = 1 << 20;
   std::vector<std::unique_ptr<std::byte[]>> buffers;
   std::set<uint32_t> starving;
@@ -182,6 +189,16 @@ struct World {
       ASSERT_EQ(from.ends.at(tokens[i]).outcome, Outcome::kOk);
     }
   }
+
+  // As if b had sent these bytes to a.
+  void Inject(std::span<const std::byte> bytes) {
+    transport::Completion completion{};
+    completion.kind = transport::CompletionKind::kReceived;
+    completion.data = bytes.data();
+    completion.bytes = static_cast<uint32_t>(bytes.size());
+    a.engine->OnCompletion(completion, now_ns);
+  }
+  void Inject(const wire::FrameHeader& header) { Inject(std::as_bytes(std::span(&header, 1))); }
 
   LocalLimits limits;
   uint64_t now_ns = kNsPerSecond;
@@ -406,6 +423,197 @@ TEST(Engine, BothEndsMayCloseAtOnce) {
   EXPECT_EQ(world.a.sockets.size() + world.b.sockets.size(), 0u);
 }
 
+TEST(Engine, BothEndsMayCloseWithMessagesUnderWay) {
+  for (int steps = 0; steps < 80; ++steps) {
+    World world;
+    world.Connect(9, 1, false);
+    Socket* there;
+    Socket* here = world.OpenPair(&there, 1);
+    const uint32_t there_id = there->id;
+    for (uint64_t token = 100; token < 110; ++token) {
+      world.Send(world.a, *here, token, token % 2 ? 30'000 : 300);
+      world.Send(world.b, *there, token + 1000, token % 2 ? 300 : 30'000);
+    }
+    if (steps % 2) world.b.memory_bytes = 0;  // What b was to receive never finds room.
+    world.a.engine->Close(*here);
+    for (int i = 0; i < steps; ++i) world.Step();
+    if (Socket* socket = world.b.sockets.Find(there_id)) world.b.engine->Close(*socket);
+    world.Settle();
+    ASSERT_EQ(world.a.closed.size() + world.b.closed.size(), 2u) << steps;
+    ASSERT_EQ(world.a.sockets.size() + world.b.sockets.size(), 0u) << steps;
+    ASSERT_EQ(world.a.ends.size() + world.b.ends.size(), 20u) << steps;
+    ASSERT_EQ(world.a.paths_lost + world.b.paths_lost, 0) << steps;
+  }
+}
+
+TEST(Engine, WhatArrivedBeforeTheReceiverClosedIsAcknowledged) {
+  World world;
+  world.Connect(9, 1, false);
+  Socket* there;
+  Socket* here = world.OpenPair(&there, 1);
+  const uint32_t there_id = there->id;
+  world.Send(world.a, *here, 100, 30);
+  world.Send(world.a, *here, 101, 5000);
+  for (int i = 0; i < 100 && world.b.received[there_id].size() < 2; ++i) world.Step();
+  world.b.engine->Close(*there);
+  world.Settle();
+  EXPECT_EQ(world.a.ends.at(100).outcome, Outcome::kOk);
+  EXPECT_EQ(world.a.ends.at(101).outcome, Outcome::kOk);
+}
+
+TEST(Engine, APeerThatNeverConfirmsACloseLosesItsPath) {
+  Tunables tunables;
+  tunables.keepalive_timeout_ns = 3600 * kNsPerSecond;
+  World world({}, tunables);
+  world.Connect(9, 1, false);
+  Socket* there;
+  Socket* here = world.OpenPair(&there, 1);
+  world.a.engine->Close(*here);
+  for (int second = 0; second < 40; ++second) {  // b's side of it is never polled.
+    world.a.engine->Tick(world.now_ns);
+    world.a.engine->Flush(world.now_ns, true);
+    EXPECT_EQ(world.a.paths_lost, second > 31 ? 1 : world.a.paths_lost);
+    world.now_ns += kNsPerSecond;
+  }
+  EXPECT_EQ(world.a.paths_lost, 1);
+  EXPECT_NE(world.a.last_reason.find("closing"), std::string::npos);
+}
+
+TEST(Engine, AcknowledgesNothingBeyondAMessageThatWaitsForMemory) {
+  World world;
+  world.Connect(9, 1, false);
+  Socket* there;
+  Socket* here = world.OpenPair(&there, 1);
+  world.b.memory_bytes = 0;
+  world.Send(world.a, *here, 100, 1000);
+  world.Send(world.a, *here, 101, 30);  // Inline: it is in place at once.
+  world.Settle();
+  EXPECT_TRUE(world.a.ends.empty());
+  world.b.memory_bytes = 64 * kMiB;
+  world.b.Feed();
+  world.Settle();
+  world.ExpectArrived(world.a, here->id, world.b, there->id);
+}
+
+TEST(Engine, KeepsNoMoreForAFullPoolThanTheHostAllows) {
+  World world;
+  world.Connect(9, 1, false);
+  Socket *there, *there_too;
+  Socket* here = world.OpenPair(&there, 1);
+  Socket* other = world.OpenPair(&there_too, 2);
+  world.b.memory_bytes = 0;
+  world.b.most_held_bytes = 10'000;
+  for (uint64_t token = 100; token < 120; ++token) world.Send(world.a, *here, token, 1000);
+  world.Settle();
+  EXPECT_LE(world.b.held_bytes, 10'000u);
+  EXPECT_EQ(world.a.closed.at(here->id), ENOBUFS);
+  EXPECT_EQ(world.a.ends.size(), 20u);
+  EXPECT_EQ(world.a.paths_lost, 0) << "the other sockets of the engine go on";
+  world.Send(world.a, *other, 200, 20);
+  world.Settle();
+  EXPECT_EQ(world.a.ends.at(200).outcome, Outcome::kOk);
+  world.b.engine->Abort(*there);
+  world.Settle();
+  EXPECT_EQ(world.b.held_bytes, 0u);
+}
+
+// The receiver asks a grant back while a message has chosen it and not said so.
+TEST(Engine, ARecalledGrantIsNotUsedByAMessageThatHadChosenIt) {
+  World world;
+  world.Connect(9, 1, false);
+  Socket* there;
+  Socket* here = world.OpenPair(&there, 1);
+  for (uint64_t token = 100; token < 120; ++token) world.Send(world.a, *here, token, 50'000);
+  world.Settle();  // Which taught b to grant several ahead.
+  bool hold = true;
+  world.wire->SetPolicy([&](void*, const transport::SendRequest& request) {
+    return hold && request.opcode != transport::Opcode::kSend ? LocalVerdict::kHold
+                                                              : LocalVerdict::kDeliver;
+  });
+  Tunables narrow;
+  narrow.send_window_bytes = 60'000;  // The first message is posted, the others only chose.
+  world.a.engine->Configure(narrow);
+  for (uint64_t token = 200; token < 206; ++token) world.Send(world.a, *here, token, 50'000);
+  for (int i = 0; i < 50; ++i) world.Step();
+  world.now_ns += 2 * kNsPerSecond;
+  world.b.engine->Tick(world.now_ns);
+  for (int i = 0; i < 50; ++i) world.Step();
+  hold = false;
+  world.Settle();
+  EXPECT_EQ(world.a.paths_lost + world.b.paths_lost, 0) << world.b.last_reason;
+  world.ExpectArrived(world.a, here->id, world.b, there->id);
+}
+
+// What was asked for on the old path may use a grant on the new one.
+TEST(Engine, AMessageThatUsesAGrantFreesTheBufferAskedForBeforeAPathChange) {
+  World world;
+  world.Connect(9, 1, false);
+  Socket* there;
+  Socket* here = world.OpenPair(&there, 1);
+  for (uint64_t token = 100; token < 120; ++token) world.Send(world.b, *there, token, 50'000);
+  world.Settle();
+  ASSERT_NE(here->offered, nullptr);
+  wire::FrameHeader request{};
+  request.type = wire::FrameType::kWriteRequest;
+  request.socket = here->id;
+  request.sequence = here->expected;
+  request.length = 40'000;
+  world.Inject(request);
+  world.Settle();
+  ASSERT_NE(here->landing_head, nullptr);
+  world.wire->SetPolicy([](void*, const transport::SendRequest&) { return LocalVerdict::kBreak; });
+  world.Send(world.b, *there, 200, 10);
+  world.Settle();
+  world.wire->SetPolicy({});
+  world.Connect(9, 2, true);
+  request.flags = wire::kUsesGrant;
+  request.argument = here->offered->id;
+  const uint64_t before_bytes = world.a.used_bytes;
+  world.Inject(request);
+  ASSERT_NE(here->landing_head, nullptr);
+  EXPECT_EQ(here->landing_head->next, nullptr) << "one buffer for one message";
+  EXPECT_LT(world.a.used_bytes, before_bytes);
+}
+
+TEST(Engine, APeerThatAsksButTakesNoAnswersLosesItsPath) {
+  World world;
+  world.Connect(9, 1, false);
+  Socket* there;
+  Socket* here = world.OpenPair(&there, 1);
+  world.wire->SetPolicy([](void*, const transport::SendRequest&) { return LocalVerdict::kHold; });
+  wire::FrameHeader recall{};
+  recall.type = wire::FrameType::kRecall;
+  recall.socket = here->id;
+  std::vector<std::byte> many;
+  for (int i = 0; i < 10'000; ++i) {
+    const auto bytes = std::as_bytes(std::span(&recall, 1));
+    many.insert(many.end(), bytes.begin(), bytes.end());
+  }
+  world.Inject(many);
+  world.a.engine->Flush(world.now_ns, true);
+  EXPECT_EQ(world.a.paths_lost, 1);
+}
+
+TEST(Engine, AResumeOutOfPlaceCostsThePeerItsPathOnly) {
+  World world;
+  world.Connect(9, 1, false);
+  Socket* there;
+  Socket* here = world.OpenPair(&there, 1);
+  const uint32_t id = here->id;
+  world.wire->SetPolicy([](void*, const transport::SendRequest&) { return LocalVerdict::kHold; });
+  world.Send(world.a, *here, 100, 10'000);
+  for (int i = 0; i < 10; ++i) world.Step();
+  wire::FrameHeader resume{};
+  resume.type = wire::FrameType::kResume;
+  resume.socket = id;
+  resume.argument = here->remote_id;
+  world.Inject(resume);
+  world.a.engine->Abort(*here);
+  world.Settle();
+  EXPECT_EQ(world.a.paths_lost, 1);
+  EXPECT_EQ(world.a.ends.at(100).outcome, Outcome::kUnknown) << "it was on its way";
+}
+
 TEST(Engine, AnOwnerThatDiesMidTransferLeavesNothingBehind) {
   for (int steps = 0; steps < 60; ++steps) {
     World world;
@@ -625,11 +833,60 @@ TEST_P(EngineResume, NothingIsLostDoubledOrReorderedAcrossPaths) {
     world.ExpectArrived(world.b, there, world.a, here);
   }
   EXPECT_GT(epoch, 2u);
+  for (int i = 0; i < 3; ++i) {
+    world.now_ns += kNsPerSecond;
+    world.a.engine->Tick(world.now_ns);
+    world.b.engine->Tick(world.now_ns);
+    world.Settle();
+  }
+  EXPECT_EQ(world.a.used_bytes + world.b.used_bytes, 0u) << "no landing buffer is forgotten";
   EXPECT_EQ(world.a.sessions_over + world.b.sessions_over, 0);
   EXPECT_EQ(world.a.engine->window().in_flight_bytes(), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, EngineResume, testing::Range(0, 100));
+
+// Sockets that open, are accepted and close while paths come and go: both ends agree in the end.
+TEST_P(EngineResume, OpeningAndClosingSurviveAPathChange) {
+  std::mt19937 random(static_cast<uint32_t>(GetParam()));
+  World world;
+  world.Connect(9, 1, false);
+  uint32_t epoch = 1;
+  std::vector<uint32_t> opened;
+  for (uint64_t round = 0; round < 12; ++round) {
+    auto until_break = static_cast<uint32_t>(random() % 6);
+    const bool known = random() % 2;
+    world.wire->SetPolicy([&, until_break](void*, const transport::SendRequest&) mutable {
+      if (until_break-- != 0) return LocalVerdict::kDeliver;
+      return known ? LocalVerdict::kBreak : LocalVerdict::kDeliverThenBreak;
+    });
+    opened.push_back(world.a.engine->Open(&world.a, round, 5, world.now_ns)->id);
+    for (int i = 0; i < 4; ++i) world.Step();
+    const uint32_t victim = opened[random() % opened.size()];
+    Socket* socket = random() % 4 == 0 ? world.a.sockets.Find(victim) : nullptr;
+    if (socket != nullptr && socket->state == SocketState::kOpen) world.a.engine->Close(*socket);
+    world.Settle();
+    world.wire->SetPolicy({});
+    if (world.a.paths_lost >= static_cast<int>(epoch)) {
+      world.Connect(9, ++epoch, true);
+      if (random() % 2) world.Settle();
+    }
+  }
+  world.Settle();
+  EXPECT_EQ(world.a.paths_lost, static_cast<int>(epoch) - 1) << world.a.last_reason;
+  EXPECT_EQ(world.a.connected.size(), 12u);
+  EXPECT_EQ(world.a.sockets.size(), world.b.sockets.size());
+  EXPECT_EQ(world.a.sockets.size() + world.a.closed.size(), 12u);
+  uint64_t token = 1000;
+  for (uint32_t id : opened) {
+    Socket* socket = world.a.sockets.Find(id);
+    if (socket == nullptr) continue;
+    ASSERT_NE(world.b.sockets.Find(socket->remote_id), nullptr);
+    world.Send(world.a, *socket, token, 100);
+    world.Settle();
+    EXPECT_EQ(world.a.ends.at(token++).outcome, Outcome::kOk);
+  }
+}
 
 // When the session ends instead, every operation still ends once and truthfully: OK and FAILED are
 // checked against what the other side really received.

@@ -28,6 +28,10 @@ class EngineHost {
   // Engine::Retry(socket) when there may be.
   virtual std::optional<PoolBuffer> Allocate(Socket& socket, uint64_t bytes) = 0;
   virtual void Free(Socket& socket, const PoolBuffer& buffer) = 0;
+  // The pool is full and the engine keeps a message of that size for the owner. False: it must not,
+  // since it keeps too many already.
+  virtual bool Hold(Socket& socket, uint64_t bytes) = 0;
+  virtual void Unhold(Socket& socket, uint64_t bytes) = 0;
   // The longest message that this socket's owner could ever receive.
   virtual uint64_t LargestBuffer(Socket& socket) = 0;
 

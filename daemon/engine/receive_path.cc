@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "daemon/engine/engine.h"
 #include "shm_proto/base/check.h"
@@ -51,8 +52,12 @@ void Engine::OnFrame(const wire::FrameHeader& header, std::span<const std::byte>
   Socket* socket = sockets_.Find(header.socket);
   if (socket == nullptr || socket->engine != this) {
     ++counters_.stale_frames;  // Sent before the peer knew that the socket is gone.
+    // Its other end has only just come to be, and hears of it by this alone.
+    if (header.type == wire::FrameType::kOpened)
+      Queue(wire::FrameType::kClose, header.argument, 0, 0, ECONNRESET);
     return;
   }
+  socket->unconfirmed = false;
   OnSocketFrame(*socket, header, payload);
 }
 
@@ -123,8 +128,14 @@ void Engine::OnRefused(Socket& socket, int error) {
 }
 
 void Engine::OnPeerClose(Socket& socket, int error) {
-  if (socket.remote_id != 0 && queue_pair_)
+  if (socket.remote_id != 0) {
+    QueueAck(socket);
     Queue(wire::FrameType::kClosed, socket.remote_id, 0, 0, 0);
+  }
+  PeerEndGone(socket, error);
+}
+
+void Engine::PeerEndGone(Socket& socket, int error) {
   if (socket.state == SocketState::kIncoming || socket.state == SocketState::kOpening) {
     if (socket.state == SocketState::kOpening && !socket.silent) {
       host_.Connected(socket, Outcome::kFailed, error != 0 ? error : ECONNREFUSED);
@@ -136,10 +147,12 @@ void Engine::OnPeerClose(Socket& socket, int error) {
     }
     return Retire(socket);
   }
-  if (socket.state == SocketState::kClosing || socket.state == SocketState::kPeerClosed)
-    return;  // Both closed at once.
+  if (socket.state == SocketState::kPeerClosed) return;
+  // Both closed at once: our kClose is on its way, and so is the answer to it. Before that the
+  // close waited for acknowledgements, which will not come any more.
+  if (socket.state == SocketState::kClosing && socket.close_sent) return;
+  socket.close_error = socket.state == SocketState::kClosing ? 0 : error;
   socket.state = SocketState::kPeerClosed;
-  socket.close_error = error;
   ready_.Remove(socket);
   // The peer's last WRITE came before its kClose on the same queue pair: nothing lands any more.
   FreeReceiveSide(socket, false);
@@ -176,27 +189,31 @@ void Engine::OnMessage(Socket& socket, const wire::FrameHeader& header,
                        std::span<const std::byte> payload) {
   if (header.length != payload.size())
     return BreakPath("the peer sent a message with a wrong length");
-  if (socket.silent || socket.state == SocketState::kPeerClosed) return;
+  if (socket.silent || socket.deaf || socket.state == SocketState::kPeerClosed) return;
   if (socket.state != SocketState::kOpen && socket.state != SocketState::kClosing) {
     return BreakPath("the peer sent a message on a socket that is not open");
   }
   if (!Expected(socket, header.sequence)) return;
+  std::optional<PoolBuffer> buffer;
+  const bool is_inline = payload.size() <= kInlineBytes;
+  if (!is_inline && socket.held == 0) buffer = host_.Allocate(socket, payload.size());
+  // The pool is full. Our own copy keeps the posted receive free for other sockets; at most a
+  // window of them per socket, and of all sockets as much as the host allows.
+  const bool hold = !is_inline && !buffer;
+  if (hold && !host_.Hold(socket, payload.size())) return Reset(socket, ENOBUFS);
   ReadyMessage* message = messages_.Take();
   message->length = header.length;
   message->trace_id = header.trace_id;
   message->traffic_class = header.traffic_class;
-  if (payload.size() <= kInlineBytes) {
+  if (is_inline) {
     std::copy(payload.begin(), payload.end(), message->inline_data.begin());
-  } else if (auto buffer = socket.held > 0 ? std::nullopt
-                                           : host_.Allocate(socket, payload.size())) {
-    message->buffer = *buffer;
-    std::memcpy(buffer->address, payload.data(), payload.size());
-  } else {
-    // The pool is full. Our own copy keeps the posted receive free for other sockets; at most a
-    // window of them per socket.
+  } else if (hold) {
     message->held = new std::byte[payload.size()];
     std::memcpy(message->held, payload.data(), payload.size());
     ++socket.held;
+  } else {
+    message->buffer = *buffer;
+    std::memcpy(buffer->address, payload.data(), payload.size());
   }
   Arrived(socket, *message);
 }
@@ -219,6 +236,13 @@ void Engine::OweAck(Socket& socket) {
   if (first_ack_ns_ == 0) first_ack_ns_ = now_ns_;
 }
 
+void Engine::DropHeld(Socket& socket, ReadyMessage& message) {
+  delete[] message.held;
+  message.held = nullptr;
+  --socket.held;
+  host_.Unhold(socket, message.length);
+}
+
 bool Engine::PlaceHeld(Socket& socket, ReadyMessage& message) {
   auto buffer = host_.Allocate(socket, message.length);
   if (!buffer) {
@@ -227,9 +251,7 @@ bool Engine::PlaceHeld(Socket& socket, ReadyMessage& message) {
   }
   message.buffer = *buffer;
   std::memcpy(buffer->address, message.held, message.length);
-  delete[] message.held;
-  message.held = nullptr;
-  --socket.held;
+  DropHeld(socket, message);
   OweAck(socket);
   return true;
 }
@@ -256,8 +278,15 @@ void Engine::DeliverReady(Socket& socket) {
 
 // --- landing buffers: the receiver's side ---
 
+// The landing for message `sequence`, if there is one.
+Landing* Engine::BoundTo(const Socket& socket, uint64_t sequence) {
+  Landing* landing = socket.landing_head;
+  while (landing != nullptr && landing->sequence != sequence) landing = landing->next;
+  return landing;
+}
+
 void Engine::OnWriteRequest(Socket& socket, const wire::FrameHeader& header) {
-  if (socket.silent || socket.state == SocketState::kPeerClosed) return;
+  if (socket.silent || socket.deaf || socket.state == SocketState::kPeerClosed) return;
   if (socket.state != SocketState::kOpen && socket.state != SocketState::kClosing) {
     return BreakPath("the peer wants to write to a socket that is not open");
   }
@@ -280,13 +309,16 @@ void Engine::OnWriteRequest(Socket& socket, const wire::FrameHeader& header) {
       return BreakPath("the peer uses a landing buffer it was not granted");
     }
     Unoffer(socket, *landing);
+    // Before a path change it may have been asked for another buffer, which nobody will fill.
+    if (Landing* former = BoundTo(socket, header.sequence); former != nullptr) {
+      if (former->asked) return BreakPath("the peer asks for two buffers for one message");
+      FreeLanding(*former);
+    }
   } else {
     // Asked for again after a path change: the same buffer serves.
-    for (landing = socket.landing_head; landing != nullptr; landing = landing->next) {
-      if (landing->sequence == header.sequence) {
-        landing->asked = true;
-        return FillLandings(socket);
-      }
+    if (landing = BoundTo(socket, header.sequence); landing != nullptr) {
+      landing->asked = true;
+      return FillLandings(socket);
     }
     socket.offered_target = std::min(tunables_.landing_ahead, socket.offered_target * 2 + 1);
     uint32_t id;
@@ -334,7 +366,8 @@ void Engine::OnWritten(uint32_t grant) {
   if (landing == nullptr) return void(++counters_.stale_frames);
   Socket& socket = *landing->socket;
   if (!landing->bound) return BreakPath("the peer filled a landing buffer for no message");
-  if (socket.silent || socket.state == SocketState::kPeerClosed) return FreeLanding(*landing);
+  if (socket.silent || socket.deaf || socket.state == SocketState::kPeerClosed)
+    return FreeLanding(*landing);
   if (!Expected(socket, landing->sequence)) return;
   ReadyMessage* message = messages_.Take();
   message->length = landing->length;
@@ -477,6 +510,15 @@ void Engine::OnRecall(Socket& socket, uint32_t grant) {
     } else {
       socket.grants.push(landing);
     }
+  }
+  // Also from a message that was to use it and has not said so yet.
+  for (SendOperation* operation = socket.cursor; operation != nullptr;
+       operation = operation->next) {
+    if (operation->landing == nullptr || operation->landing->grant != grant ||
+        operation->announced || operation->requested)
+      continue;
+    remote_landings_.Give(std::exchange(operation->landing, nullptr));
+    ready_.Push(socket);
   }
   // Whether it was unused or its use is on the way: after this frame no new use begins.
   Queue(wire::FrameType::kReturned, socket.remote_id, 0, 0, grant);

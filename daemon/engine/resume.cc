@@ -26,6 +26,7 @@ void Engine::StartResume() {
 }
 
 void Engine::OnResume(const wire::FrameHeader& header) {
+  if (!resuming_) return BreakPath("the peer resumes a session that was not interrupted");
   Socket* socket = sockets_.Find(header.socket);
   if (socket != nullptr && socket->engine == this && socket->state == SocketState::kOpening) {
     OnOpened(*socket, header.argument);  // The answer was lost with the old path.
@@ -40,6 +41,7 @@ void Engine::OnResume(const wire::FrameHeader& header) {
     return BreakPath("the peer resumes at a message that was not sent");
   }
   socket->resume_seen = true;
+  socket->unconfirmed = false;
   socket->peer_delivered = header.length;
   // What the peer has needs its acknowledgement only; the rest starts anew.
   socket->cursor = socket->head;
@@ -56,7 +58,9 @@ void Engine::OnResume(const wire::FrameHeader& header) {
   if (socket->cursor != nullptr) ready_.Push(*socket);
 }
 
-// The peer has named all its sockets: those it did not name are gone there, or never got there.
+// The peer has named all its sockets: those it did not name are gone there. One that we accepted
+// may not be known there yet, since the answer was lost with the old path or never sent: say it
+// again.
 void Engine::OnResumed() {
   if (!resuming_) return BreakPath("the peer resumes a session that was not interrupted");
   resuming_ = false;
@@ -68,8 +72,10 @@ void Engine::OnResumed() {
         Queue(wire::FrameType::kOpen, 0, socket->service, 0, socket->id);
         break;
       case SocketState::kOpen:
-        if (!socket->resume_seen) {
-          OnPeerClose(*socket, ECONNRESET);
+        if (socket->unconfirmed) {
+          Queue(wire::FrameType::kOpened, socket->remote_id, 0, 0, socket->id);
+        } else if (!socket->resume_seen) {
+          PeerEndGone(*socket, ECONNRESET);
         } else {
           Reoffer(*socket);
           OweAck(*socket);
@@ -77,7 +83,10 @@ void Engine::OnResumed() {
         break;
       case SocketState::kClosing:
         socket->close_sent = false;
-        if (!socket->resume_seen) {
+        if (socket->unconfirmed) {
+          Queue(wire::FrameType::kOpened, socket->remote_id, 0, 0, socket->id);
+          StartClose(*socket);
+        } else if (!socket->resume_seen) {
           socket->close_sent = true;
           OnClosed(*socket);
         } else {

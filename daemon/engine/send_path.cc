@@ -8,6 +8,8 @@
 namespace sluice {
 namespace {
 
+constexpr size_t kMaxControlFrames = 4096;
+constexpr size_t kMaxControlFramesPerSocket = 256;
 constexpr uint32_t kFrameBytes = sizeof(wire::FrameHeader);
 constexpr uint32_t kCopyLimit = 256;  // Smaller payloads are copied behind their header instead of
                                       // a segment of their own.
@@ -25,6 +27,9 @@ void Engine::Queue(wire::FrameType type, uint32_t socket, uint64_t sequence, uin
   frame.header.argument = argument;
   frame.landing = landing;
   control_.push(frame);
+  // Almost all of it answers the peer, at most a few frames for each socket at a time.
+  if (control_.size() > kMaxControlFrames + kMaxControlFramesPerSocket * all_.size())
+    BreakPath("the peer asks for more than it takes answers to");
 }
 
 bool Engine::Flush(uint64_t now_ns, bool idle) {
@@ -47,7 +52,11 @@ bool Engine::Flush(uint64_t now_ns, bool idle) {
   }
   // Acknowledgements ride on whatever goes out, or alone when they are due.
   if (acks_.empty()) first_ack_ns_ = 0;
-  if (!acks_.empty() && (ack_due || chain_.Pending() > 0)) WriteAcks();
+  if (!control_.empty()) {
+    acks_stalled_ = true;
+  } else if (!acks_.empty() && (ack_due || chain_.Pending() > 0)) {
+    WriteAcks();
+  }
   if (returns_.Due(tunables_.credit_batch)) OpenBundle(CreditUse::kControlReturning, 0, 0);
 
   bundle_ = nullptr;
@@ -95,6 +104,34 @@ bool Engine::WriteControl() {
   return true;
 }
 
+// All below are in the receiver's pool (or inline).
+uint64_t Engine::Placed(const Socket& socket) const {
+  if (socket.held == 0) return socket.expected;
+  uint64_t placed = socket.delivered;
+  for (const ReadyMessage* message = socket.ready_head; message->held == nullptr;
+       message = message->next) {
+    ++placed;
+  }
+  return placed;
+}
+
+wire::FrameHeader Engine::AckOf(const Socket& socket) const {
+  wire::FrameHeader header{};
+  header.type = wire::FrameType::kAck;
+  header.socket = socket.remote_id;
+  header.sequence = Placed(socket);
+  header.length = socket.delivered;
+  return header;
+}
+
+// What is owed goes in front of a control frame after which the peer would not hear it.
+void Engine::QueueAck(Socket& socket) {
+  if (!socket.ack_link.queued) return;
+  control_.push({AckOf(socket), 0});
+  acks_.Remove(socket);
+}
+
+// Requires the control queue to be empty: acknowledgements in it are older.
 void Engine::WriteAcks() {
   while (Socket* socket = acks_.Front()) {
     if (!OpenBundle(returns_.owed() > 0 ? CreditUse::kControlReturning : CreditUse::kControl,
@@ -102,12 +139,7 @@ void Engine::WriteAcks() {
       acks_stalled_ = true;
       return;
     }
-    wire::FrameHeader header{};
-    header.type = wire::FrameType::kAck;
-    header.socket = socket->remote_id;
-    header.sequence = socket->expected - socket->held;
-    header.length = socket->delivered;
-    AddFrame(header);
+    AddFrame(AckOf(*socket));
     acks_.Remove(*socket);
   }
   first_ack_ns_ = 0;

@@ -102,6 +102,8 @@ struct Socket {
   bool close_sent = false;
   bool close_confirmed = false;  // The peer's kClosed is here.
   bool refused_by_peer = false;  // kIncoming: the peer gave up before our side answered.
+  bool unconfirmed = false;      // We accepted it, and have not heard yet that the peer knows.
+  bool deaf = false;             // It was reset: messages that still come in are dropped.
   bool silent = false;           // The owner is gone: nothing is handed on any more.
   bool waits_memory = false;     // The host was asked for memory and had none.
   bool in_memory_queue = false;  // The host's mark: it stands in the owner's queue for memory.

@@ -16,6 +16,8 @@ namespace {
 
 constexpr size_t kCompletionsPerTurn = 256;
 constexpr int kRequestsPerPortAndTurn = 64;  // So that one client cannot keep the others waiting.
+constexpr uint64_t kMaxHeldBytes = 64 *
+                                   kMiB;  // Of one client: messages kept while its pool is full.
 constexpr uint64_t kTickNs = 10 * kNsPerMs;
 constexpr uint64_t kLongestSleepNs = 100 * kNsPerMs;
 
@@ -252,6 +254,17 @@ void IoThread::Free(Socket& socket, const PoolBuffer& buffer) {
 
 uint64_t IoThread::LargestBuffer(Socket& socket) {
   return OwnerOf(socket)->client().max_message_bytes;
+}
+
+bool IoThread::Hold(Socket& socket, uint64_t bytes) {
+  ClientView& client = OwnerOf(socket)->client();
+  if (!InRange(client.held_bytes, bytes, kMaxHeldBytes)) return false;
+  client.held_bytes += bytes;
+  return true;
+}
+
+void IoThread::Unhold(Socket& socket, uint64_t bytes) {
+  OwnerOf(socket)->client().held_bytes -= bytes;
 }
 
 bool IoThread::Deliver(Socket& socket, const Delivery& message) {

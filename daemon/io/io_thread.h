@@ -62,6 +62,8 @@ class IoThread final : public EngineHost {
   // --- EngineHost ---
   std::optional<PoolBuffer> Allocate(Socket& socket, uint64_t bytes) override;
   void Free(Socket& socket, const PoolBuffer& buffer) override;
+  bool Hold(Socket& socket, uint64_t bytes) override;
+  void Unhold(Socket& socket, uint64_t bytes) override;
   uint64_t LargestBuffer(Socket& socket) override;
   bool Deliver(Socket& socket, const Delivery& message) override;
   void SendOver(Socket& socket, const SendOperation& operation, Outcome outcome,
