@@ -73,6 +73,8 @@ class Applications final : public EngineHost {
     SLUICE_CHECK(buffers_.erase(buffer.address) == 1, "a buffer is freed once");
     used_bytes_ -= buffer.bytes;
   }
+  bool Hold(Socket&, uint64_t) override { return true; }
+  void Unhold(Socket&, uint64_t) override {}
   uint64_t LargestBuffer(Socket&) override { return kPoolBytes; }
   bool Deliver(Socket& socket, const Delivery& message) override {
     if (++deliveries_ % 7 == 0) return false;  // No completion slot just now.
