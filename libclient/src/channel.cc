@@ -27,7 +27,7 @@ Channel::Channel(Client& client, Client::OpenedChannel opened)
       pool_(std::move(opened.pool)),
       limits_(opened.limits),
       slab_(client.slab()),
-      sockets_(opened.number, opened.limits.max_sockets) {}
+      sockets_(opened.number) {}
 
 Channel::~Channel() {
   for (RingPort* port : polled_) port->Flush();
@@ -89,7 +89,9 @@ int Channel::Connect(const char* text, uint64_t user_data, sluice_socket* socket
   if (!address) return RefuseWith(EINVAL, address.error().message);
   if (phase_ != Phase::kUp)
     return Refuse(ENOTCONN, "the daemon is away: wait for SLUICE_EVENT_REATTACHED");
-  const uint64_t name = sockets_.Add(SocketRecord::State::kConnecting, user_data);
+  const uint64_t name = sockets_.count() < limits_.max_sockets
+                            ? sockets_.Add(SocketRecord::State::kConnecting, user_data)
+                            : 0;
   if (name == 0) return Refuse(ENOMEM, "all sockets that the daemon allows are open: close one");
   const Answer<uint32_t> request = client_.Connect(number_, name, address->host, address->service);
   if (!request) {

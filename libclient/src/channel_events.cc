@@ -254,7 +254,7 @@ const char* Channel::OnAccepted(RingPort& port, const Descriptor& descriptor, Si
     return own.token == descriptor.token;
   });
   const uint64_t name = sockets_.Add(SocketRecord::State::kOpen, 0);
-  if (name == 0) return "more sockets were accepted than it allows";
+  if (name == 0) return "more sockets were accepted than there are names";
   port.names().Insert(descriptor.socket, name);
   SocketRecord& record = *sockets_.Find(name);
   record.io_thread = port.io_thread();

@@ -267,6 +267,24 @@ TEST_F(ChannelTest, HidesSocketsOfAListenerThatIsGone) {
   ASSERT_TRUE(port_->WaitForFrees(1)) << "nobody else would have freed its message";
 }
 
+// Sockets that connect, or that are closed and not polled yet, count here and no longer there.
+TEST_F(ChannelTest, TakesWhatTheDaemonAcceptsEvenAtItsOwnLimit) {
+  FakeDaemon::Options options;
+  options.max_sockets = 2;
+  Begin(options);
+  sluice_listener listener = 0;
+  ASSERT_EQ(sluice_listen(channel_, 42, 0, &listener), 0);
+  const uint64_t token = daemon_->WaitForListen().token;
+  const sluice_socket open = Connected(1);
+  sluice_socket connecting = 0;
+  ASSERT_EQ(sluice_connect(channel_, "host:7", 0, &connecting), 0);
+  EXPECT_EQ(sluice_connect(channel_, "host:7", 0, &connecting), -ENOMEM);
+  port_->Accepted(token, 3);
+  const sluice_socket accepted = Next(SLUICE_EVENT_ACCEPTED).socket;
+  EXPECT_EQ(sluice_send_copy(channel_, accepted, "x", 1, 0, 0, 0), 0);
+  EXPECT_EQ(sluice_send_copy(channel_, open, "x", 1, 0, 0, 0), 0) << sluice_error_text();
+}
+
 TEST_F(ChannelTest, RefusesAServiceThatIsTaken) {
   FakeDaemon::Options options;
   options.refused_services = {9};

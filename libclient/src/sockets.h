@@ -36,15 +36,15 @@ class SocketTable {
  public:
   static constexpr uint32_t kMaxSlots = 1u << 24;
 
-  SocketTable(uint32_t channel, uint32_t max_sockets)
-      : channel_(channel), max_(max_sockets < kMaxSlots ? max_sockets : kMaxSlots) {}
+  explicit SocketTable(uint32_t channel) : channel_(channel) {}
 
   uint32_t count() const { return count_; }
 
-  // 0: there are as many as the daemon allows.
+  // 0: there are as many as there are names. How many there may be is the daemon's to say: it
+  // counts them otherwise, and for the whole client.
   uint64_t Add(SocketRecord::State state, uint64_t user_data) {
     if (first_free_ == kNone) {
-      if (records_.size() >= max_) return 0;
+      if (records_.size() >= kMaxSlots) return 0;
       records_.emplace_back();
       records_.back().next_free = kNone;
       first_free_ = static_cast<uint32_t>(records_.size() - 1);
@@ -90,7 +90,6 @@ class SocketTable {
   static constexpr uint32_t kNone = UINT32_MAX;
 
   uint32_t channel_;
-  uint32_t max_;
   std::vector<SocketRecord> records_;
   uint32_t first_free_ = kNone;
   uint32_t count_ = 0;
