@@ -168,6 +168,10 @@ int Channel::Wait(sluice_event* events, int max, int timeout_ms) {
     const uint64_t popped_before = popped_;
     const int count = Poll(events, max);
     if (count != 0) return count;
+    if (wants_room_ && room_came_) {  // The caller's next send may find a place. Said once.
+      wants_room_ = false;
+      return 0;
+    }
     const uint64_t now_ns = clock.NowNs();
     if (now_ns >= end_ns) return 0;
     uint64_t sleep_ns = end_ns - now_ns;

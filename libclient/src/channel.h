@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -54,8 +55,12 @@ class Channel {
     uint64_t user_data;
     uint64_t trace_id;
   };
-  int Send(sluice_socket socket, const Message& message);
-  int SendCopy(sluice_socket socket, const Message& message);
+  int Send(sluice_socket socket, const Message& message) {
+    return NoteRoom(SendBuffer(socket, message));
+  }
+  int SendCopy(sluice_socket socket, const Message& message) {
+    return NoteRoom(CopyAndSend(socket, message));
+  }
   int Poll(sluice_event* events, int max);
   int Wait(sluice_event* events, int max, int timeout_ms);
   int Arm();
@@ -93,6 +98,8 @@ class Channel {
   int TakeBuffer(RingPort& port, const Message& message, void** start);
   int ExplainBuffer(const void* data, size_t length);
   void PutBack(RingPort& port, void* start);
+  int SendBuffer(sluice_socket socket, const Message& message);
+  int CopyAndSend(sluice_socket socket, const Message& message);
   int Submit(RingPort& port, uint32_t daemon_name, sluice_socket socket, const Message& message,
              void* buffer);
   void FreeSent(RingPort& port, void* buffer);
@@ -121,6 +128,11 @@ class Channel {
   void DropPorts();
   void SayDetached(Sink& sink);
   void FlushPorts();
+  int NoteRoom(int result) {
+    wants_room_ = result == -EAGAIN;
+    room_came_ = false;
+    return result;
+  }
   bool SomethingToDo();
   void AbandonCells(RingPort& port);
   void Disarm();
@@ -139,7 +151,9 @@ class Channel {
   size_t next_polled_ = 0;
   Fd epoll_;
   bool armed_ = false;
-  uint64_t popped_ = 0;  // Completions taken so far.
+  uint64_t popped_ = 0;      // Completions taken so far.
+  bool wants_room_ = false;  // The last send was refused with EAGAIN,
+  bool room_came_ = false;   // and since then something ended that gives no event.
   Phase phase_ = Phase::kUp;
   std::string detach_text_;
   std::deque<std::string> texts_;  // Sentences of the events of the last poll.

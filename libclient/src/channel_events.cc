@@ -41,7 +41,10 @@ int Channel::Poll(sluice_event* events, int max) {
 }
 
 void Channel::FlushPorts() {
-  for (RingPort* port : polled_) port->Flush();
+  for (RingPort* port : polled_) {
+    port->Flush();
+    room_came_ |= port->TakeRoom();
+  }
 }
 
 // Notices of a later life of the daemon wait until everything of the former has ended.
@@ -162,7 +165,10 @@ void Channel::EndOperation(RingPort& port, const Operation& operation, uint32_t 
       FreeSent(port, operation.buffer);
     }
   }
-  if (outcome == SLUICE_OK && (operation.flags & SLUICE_SEND_SILENT) != 0) return;
+  if (outcome == SLUICE_OK && (operation.flags & SLUICE_SEND_SILENT) != 0) {
+    room_came_ = true;
+    return;
+  }
   sluice_event& event = sink.Add(SLUICE_EVENT_SENT);
   event.outcome = outcome;
   event.error = error;

@@ -48,7 +48,7 @@ int Channel::CheckSend(sluice_socket socket, const Message& message, RingPort** 
   return 0;
 }
 
-int Channel::Send(sluice_socket socket, const Message& message) {
+int Channel::SendBuffer(sluice_socket socket, const Message& message) {
   RingPort* port = nullptr;
   uint32_t daemon_name = 0;
   if (int refused = CheckSend(socket, message, &port, &daemon_name); refused != 0) return refused;
@@ -59,7 +59,7 @@ int Channel::Send(sluice_socket socket, const Message& message) {
   return refused;
 }
 
-int Channel::SendCopy(sluice_socket socket, const Message& message) {
+int Channel::CopyAndSend(sluice_socket socket, const Message& message) {
   RingPort* port = nullptr;
   uint32_t daemon_name = 0;
   if (int refused = CheckSend(socket, message, &port, &daemon_name); refused != 0) return refused;
@@ -79,7 +79,7 @@ int Channel::SendCopy(sluice_socket socket, const Message& message) {
   std::memcpy(copy, message.data, message.length);
   Message copied = message;
   copied.data = copy;
-  const int refused = Send(socket, copied);
+  const int refused = SendBuffer(socket, copied);
   if (refused != 0) Free(copy);
   return refused;
 }
@@ -155,7 +155,7 @@ int Channel::Submit(RingPort& port, uint32_t daemon_name, sluice_socket socket,
     descriptor.region.offset = port.pool().OffsetOf(message.data);
     descriptor.region.length = message.length;
   }
-  if (!port.Stage(descriptor)) {
+  if (!port.StageSend(descriptor)) {
     port.operations().End(descriptor.token, operation);
     return Refuse(EAGAIN, "the ring is full: poll and try again");
   }

@@ -3,7 +3,9 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "libclient/src/client_fixture_testing.h"
 
@@ -110,6 +112,74 @@ TEST_F(ChannelTest, TakesBackPressureAtHalfTheRingAndGoesOnAfterACompletion) {
   Next(SLUICE_EVENT_SENT);
   EXPECT_EQ(sluice_send_copy(channel_, socket, "x", 1, 0, 0, 0), 0);
   EXPECT_EQ(sluice_send_copy(channel_, socket, "x", 1, 0, 0, 0), -EAGAIN);
+}
+
+class RoomTest : public ChannelTest {
+ protected:
+  void FillWithSilentSends(sluice_socket socket) {
+    while (sluice_send_copy(channel_, socket, "x", 1, SLUICE_SEND_SILENT, 0, 0) == 0) {
+      tokens_.push_back(port_->Next().token);
+    }
+    ASSERT_EQ(tokens_.size(), 8u);
+  }
+  // Whether a wait ends without an event before its time is up.
+  bool WaitEndsForRoom() {
+    const auto patience = std::chrono::milliseconds(kPatienceMs);
+    const auto end = std::chrono::steady_clock::now() + patience;
+    sluice_event event;
+    return sluice_wait(channel_, &event, 1, kPatienceMs) == 0 &&
+           std::chrono::steady_clock::now() < end;
+  }
+  std::vector<uint64_t> tokens_;
+};
+
+TEST_F(RoomTest, AWaitAfterBackPressureEndsWhenASilentSendGivesRoom) {
+  Begin({}, 16);
+  const sluice_socket socket = Connected(1);
+  FillWithSilentSends(socket);
+  std::thread daemon([this] { port_->Sent(tokens_[0]); });
+  EXPECT_TRUE(WaitEndsForRoom());
+  daemon.join();
+  EXPECT_EQ(sluice_send_copy(channel_, socket, "x", 1, SLUICE_SEND_SILENT, 0, 0), 0);
+}
+
+TEST_F(RoomTest, RoomThatAPollFoundIsNotWaitedFor) {
+  Begin({}, 16);
+  const sluice_socket socket = Connected(1);
+  FillWithSilentSends(socket);
+  port_->Sent(tokens_[0]);
+  EXPECT_TRUE(Quiet());
+  EXPECT_TRUE(WaitEndsForRoom());
+}
+
+TEST_F(RoomTest, SilentSendsDisturbNoWaitThatIsNotForRoom) {
+  Begin({}, 16);
+  const sluice_socket socket = Connected(1);
+  ASSERT_EQ(sluice_send_copy(channel_, socket, "x", 1, SLUICE_SEND_SILENT, 0, 0), 0);
+  const uint64_t token = port_->Next().token;
+  std::thread daemon([this, token] {
+    port_->Sent(token);
+    while (port_->completions.Free() < 16) std::this_thread::yield();
+    port_->MessageInline(1, "first event");
+  });
+  Next(SLUICE_EVENT_MESSAGE);
+  daemon.join();
+}
+
+TEST_F(RoomTest, AWaitAfterAFullRingEndsWhenTheDaemonTookSomething) {
+  Begin({}, 16);
+  const sluice_socket socket = Connected(1);
+  std::vector<void*> buffers;
+  for (size_t i = 0; i < 16 * kFreesPerDescriptor; ++i) {
+    port_->MessageAt(1, daemon_->ReceiveBuffer(64), 64);
+    buffers.push_back(Next(SLUICE_EVENT_MESSAGE).data);
+  }
+  for (void* buffer : buffers) ASSERT_EQ(sluice_free(channel_, buffer), 0);
+  ASSERT_EQ(sluice_send_copy(channel_, socket, "x", 1, 0, 0, 0), -EAGAIN);
+  std::thread daemon([&] { EXPECT_TRUE(port_->WaitForFrees(buffers.size())); });
+  EXPECT_TRUE(WaitEndsForRoom());
+  daemon.join();
+  EXPECT_EQ(sluice_send_copy(channel_, socket, "x", 1, 0, 0, 0), 0);
 }
 
 TEST_F(ChannelTest, SendsMessagesOfEverySizeFromNothingToTheLargest) {

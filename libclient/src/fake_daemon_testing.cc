@@ -52,7 +52,7 @@ bool Eventually(Condition condition) {
 std::optional<Descriptor> FakeDaemon::Port::TryNext() {
   Descriptor descriptor;
   if (!submissions.Pop(descriptor)) return std::nullopt;
-  submissions.Release();
+  if (submissions.Release()) send(doorbell.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
   if (descriptor.op == static_cast<uint8_t>(SubmitOp::kFree)) {
     for (size_t i = 0; i < descriptor.inline_bytes / sizeof(uint64_t); ++i) {
       freed_.push_back(descriptor.free_offsets[i]);

@@ -38,8 +38,17 @@ class RingPort {
   OperationTable& operations() { return operations_; }
   NameMap& names() { return names_; }
 
-  // Writes a descriptor; Flush() shows it. False: the ring is full.
-  bool Stage(const Descriptor& descriptor) { return submissions_.Stage(descriptor); }
+  // Writes a send's descriptor; Publish() shows it. False: the ring is full.
+  bool StageSend(const Descriptor& descriptor) {
+    refused_ = !submissions_.Stage(descriptor);
+    return !refused_;
+  }
+  // Whether there is room again after a send found none; told once.
+  bool TakeRoom() {
+    if (!refused_ || !submissions_.HasRoom(1)) return false;
+    refused_ = false;
+    return true;
+  }
   void StageFree(uint64_t offset) { frees_.push_back(offset); }
   void StageClose(uint32_t daemon_name) { closes_.push_back(daemon_name); }
   size_t staged_frees() const { return frees_.size(); }
@@ -53,8 +62,10 @@ class RingPort {
   // Lets the daemon reuse what was taken from the completion ring, and wakes it if it waits for
   // that.
   void ReleaseCompletions();
-  // Before the channel sleeps: false when there is something to flush and room for it.
-  bool WaitForRoom() { return (frees_.empty() && closes_.empty()) || submissions_.WaitForRoom(1); }
+  // Before the channel sleeps: false when something wants room in the ring and there is some.
+  bool WaitForRoom() {
+    return (frees_.empty() && closes_.empty() && !refused_) || submissions_.WaitForRoom(1);
+  }
 
   // Empties the doorbell. False: the daemon has hung up, it will never ring again.
   bool DrainDoorbell();
@@ -85,6 +96,7 @@ class RingPort {
   NameMap names_;
   std::vector<uint64_t> frees_;   // At most one entry per received buffer.
   std::vector<uint32_t> closes_;  // At most one entry per socket.
+  bool refused_ = false;          // A send found the ring full.
   bool broken_ = false;
 };
 

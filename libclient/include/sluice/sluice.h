@@ -160,7 +160,9 @@ SLUICE_API int sluice_send_copy(sluice_channel *channel, sluice_socket socket, c
 /* Takes up to `max` events without waiting; returns how many. */
 SLUICE_API int sluice_poll(sluice_channel *channel, sluice_event *events, int max);
 
-/* The same, but waits up to timeout_ms (-1: for ever) for the first. 0: nothing came. */
+/* The same, but waits up to timeout_ms (-1: for ever) for the first. 0: nothing came in time, a
+ * signal was handled, or, after a send was refused with -EAGAIN, room came free without an event (a
+ * SILENT send ended): try again. */
 SLUICE_API int sluice_wait(sluice_channel *channel, sluice_event *events, int max, int timeout_ms);
 
 /* For an event loop of one's own: the descriptor becomes readable when there may be events,
