@@ -351,16 +351,16 @@ void Client::OnError(const control::ErrorReply& message) {
     if (!attached_once_) return FirstAttachFailed(error, text);
     return Down("the daemon refused the attachment: " + text);
   }
+  if (request == 0) {
+    last_words_ = Refusal{error, text};
+    return;
+  }
   for (auto& channel : channels_) {
     if (channel != nullptr && channel->close_request == request) {
       for (auto& port : channel->remains) port->Abandon();
       channel.reset();  // The daemon does not know it: nothing to wait for.
       return;
     }
-  }
-  if (request == 0) {
-    last_words_ = Refusal{error, text};
-    return;
   }
   if (requests_.contains(request)) return Complete(request, error, text);
   if (restoring_.contains(request)) return OnRestored(request, error, text);

@@ -189,6 +189,14 @@ TEST_F(ReattachTest, TellsTheDaemonsReasonForDetaching) {
   Next(SLUICE_EVENT_REATTACHED);
 }
 
+TEST_F(ReattachTest, TellsTheDaemonsLastWordsThatAnswerNothing) {
+  Begin();
+  daemon_->SendError(0, EPROTO, "a message shorter than its header");
+  daemon_->HangUp();
+  EXPECT_THAT(Next(SLUICE_EVENT_DETACHED).text, HasSubstr("shorter than its header"));
+  Next(SLUICE_EVENT_REATTACHED);
+}
+
 TEST_F(ReattachTest, RequestsThatWaitEndWhenTheDaemonDies) {
   FakeDaemon::Options options;
   options.answers_grow = false;
