@@ -87,8 +87,7 @@ int Channel::Connect(const char* text, uint64_t user_data, sluice_socket* socket
     return Refuse(EINVAL, "no address, or no place for the socket");
   const Result<Address> address = ParseAddress(text);
   if (!address) return RefuseWith(EINVAL, address.error().message);
-  if (phase_ != Phase::kUp)
-    return Refuse(ENOTCONN, "the daemon is away: wait for SLUICE_EVENT_REATTACHED");
+  if (phase_ != Phase::kUp) return Refuse(ENOTCONN, AwayText());
   const uint64_t name = sockets_.count() < limits_.max_sockets
                             ? sockets_.Add(SocketRecord::State::kConnecting, user_data)
                             : 0;

@@ -127,7 +127,13 @@ class Channel {
   void EndSockets(Sink& sink);
   void DropPorts();
   void SayDetached(Sink& sink);
+  void SayLeftOut(Notice& notice, Sink& sink);
   void FlushPorts();
+  // Why there is no new work now.
+  const char* AwayText() const {
+    return away_text_.empty() ? "the daemon is away: wait for SLUICE_EVENT_REATTACHED"
+                              : away_text_.c_str();
+  }
   int NoteRoom(int result) {
     wants_room_ = result == -EAGAIN;
     room_came_ = false;
@@ -156,6 +162,7 @@ class Channel {
   bool room_came_ = false;   // and since then something ended that gives no event.
   Phase phase_ = Phase::kUp;
   std::string detach_text_;
+  std::string away_text_;          // The daemon is back without this channel: why.
   std::deque<std::string> texts_;  // Sentences of the events of the last poll.
 };
 

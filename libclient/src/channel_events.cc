@@ -64,8 +64,10 @@ void Channel::OnNotice(Notice& notice, Sink& sink) {
       detach_text_ = std::move(notice.text);
       phase_ = Phase::kDraining;
       return;
+    case Notice::Kind::kLeftOut: return SayLeftOut(notice, sink);
     case Notice::Kind::kReattached:
       pool_ = std::move(notice.pool);
+      away_text_.clear();
       limits_ = client_.limits();
       phase_ = Phase::kUp;
       sluice_event& event = sink.Add(SLUICE_EVENT_REATTACHED);
@@ -329,6 +331,13 @@ void Channel::EndEverything(Sink& sink) {
     case Phase::kUp:
     case Phase::kAway: return;
   }
+}
+
+void Channel::SayLeftOut(Notice& notice, Sink& sink) {
+  away_text_ = std::move(notice.text);
+  sluice_event& event = sink.Add(SLUICE_EVENT_REATTACHED);
+  event.error = notice.error;
+  event.text = texts_.emplace_back(away_text_).c_str();
 }
 
 void Channel::SayDetached(Sink& sink) {

@@ -198,7 +198,7 @@ void* Channel::Allocate(size_t length, int* error) {
     return nullptr;
   }
   if (phase_ != Phase::kUp) {
-    *error = Refuse(ENOTCONN, "the daemon is away: wait for SLUICE_EVENT_REATTACHED");
+    *error = Refuse(ENOTCONN, AwayText());
     return nullptr;
   }
   const Result<uint64_t> offset = pool_->Allocate(length);

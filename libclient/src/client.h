@@ -118,6 +118,8 @@ class Client final : private Pool::Daemon {
     uint64_t rings = 0;          // One bit per I/O thread that it has a ring pair with.
     bool away = false;           // Was told that the daemon is gone, and not yet that it is back.
     bool restored = false;       // The daemon of now knows it.
+    bool left_out = false;       // Was told, while away, that a daemon did not take it back.
+    Refusal refusal{};           // Why the daemon of now does not know it.
     uint32_t close_request = 0;  // kClosing
     std::deque<Notice>
         deferred;  // Rings that came before the channel may hear of the reattachment.
@@ -156,6 +158,7 @@ class Client final : private Pool::Daemon {
   void RestoreListener(uint64_t token, Listener& listener);
   void OnRestored(uint32_t request, int32_t error, const std::string& text);
   void MaybeUp();
+  static void LeaveOut(Channel& channel);
   void RetryListeners();
   void DropDrainedPools();
   uint64_t NextBackoff();

@@ -220,6 +220,7 @@ void Client::OnRestored(uint32_t request, int32_t error, const std::string& text
     }
   } else if (Channel* channel = Find(static_cast<uint32_t>(restore.id)); channel != nullptr) {
     channel->restored = error == 0;
+    channel->refusal = {error, text};
   }
   MaybeUp();
 }
@@ -232,9 +233,13 @@ void Client::MaybeUp() {
   changed_.notify_all();
   for (uint32_t number = 0; number < channels_.size(); ++number) {
     Channel* channel = channels_[number].get();
-    if (channel == nullptr || channel->state != Channel::State::kOpen || !channel->restored)
+    if (channel == nullptr || channel->state != Channel::State::kOpen) continue;
+    if (!channel->restored) {
+      LeaveOut(*channel);
       continue;
+    }
     channel->away = false;
+    channel->left_out = false;
     Notice notice;
     notice.kind = Notice::Kind::kReattached;
     notice.pool = pool_;
@@ -248,6 +253,17 @@ void Client::MaybeUp() {
     for (Notice& deferred : channel->deferred) channel->mailbox->Post(std::move(deferred));
     channel->deferred.clear();
   }
+}
+
+// The daemon of now may allow fewer channels. Said once, and the channel stays away until a later
+// daemon takes it.
+void Client::LeaveOut(Channel& channel) {
+  if (std::exchange(channel.left_out, true)) return;
+  Notice notice;
+  notice.kind = Notice::Kind::kLeftOut;
+  notice.error = channel.refusal.error;
+  notice.text = "the daemon is back but does not take this channel: " + channel.refusal.text;
+  channel.mailbox->Post(std::move(notice));
 }
 
 void Client::DropDrainedPools() {

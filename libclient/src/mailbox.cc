@@ -16,10 +16,13 @@ Result<> Mailbox::Start() {
 
 // A channel that has not yet heard that the daemon came back need not hear of that life at all.
 bool Mailbox::Coalesce(const Notice& notice) {
+  const auto find = [this](Notice::Kind kind) {
+    return std::find_if(queue_.begin(), queue_.end(),
+                        [kind](const Notice& queued) { return queued.kind == kind; });
+  };
+  if (notice.kind == Notice::Kind::kLeftOut) return find(notice.kind) != queue_.end();
   if (notice.kind != Notice::Kind::kDetached) return false;
-  const auto reattached = std::find_if(queue_.begin(), queue_.end(), [](const Notice& queued) {
-    return queued.kind == Notice::Kind::kReattached;
-  });
+  const auto reattached = find(Notice::Kind::kReattached);
   if (reattached == queue_.end()) return false;
   queue_.erase(reattached, queue_.end());
   return true;

@@ -22,6 +22,7 @@ struct Notice {
     kConnectFailed,  // The connect with `token` (or, where that is 0, with `request`) failed.
     kDetached,       // The daemon is gone.
     kReattached,     // It is back, with `pool`; `error` when not all listeners are.
+    kLeftOut,        // It is back and does not take this channel: `error`.
   };
   Kind kind{};
   std::unique_ptr<RingPort> port;
@@ -33,9 +34,9 @@ struct Notice {
 };
 
 // The way of notices from the control thread into one channel, in order.
-// Invariant: at most one kDetached and one kReattached wait in it, so a channel that never polls
-// does not make it grow. Thread: Post() and Kick() any; the rest the channel's. Owns: an eventfd
-// that is readable after Post() and Kick().
+// Invariant: at most one kDetached, one kLeftOut and one kReattached wait in it, so a channel that
+// never polls does not make it grow. Thread: Post() and Kick() any; the rest the channel's. Owns:
+// an eventfd that is readable after Post() and Kick().
 class Mailbox {
  public:
   Result<> Start();

@@ -179,6 +179,44 @@ TEST_F(ReattachTest, SaysWhichListenerIsNotBackAndGoesOnTrying) {
   EXPECT_TRUE(daemon_->WaitForMessage(control::Type::kListen, 2)) << "it is tried again";
 }
 
+TEST_F(ReattachTest, AChannelThatTheDaemonDoesNotTakeBackSaysSoAndStaysAway) {
+  Begin();
+  sluice_channel* second = nullptr;
+  ASSERT_EQ(sluice_channel_open(client_, 16, &second), 0);
+  FakeDaemon::Options options;
+  options.intercept = [](FakeDaemon& daemon, const control::Header& header, auto packet) {
+    control::OpenChannel open{};
+    if (header.type != control::Type::kOpenChannel) return false;
+    std::memcpy(&open, packet.data(), sizeof(open));
+    if (open.channel != 1) return false;
+    daemon.SendError(header.request, ENOMEM, "one channel is enough");
+    return true;
+  };
+  for (int life = 0; life < 2; ++life) {
+    RestartDaemon(options);
+    Next(SLUICE_EVENT_DETACHED);
+    EXPECT_EQ(Next(SLUICE_EVENT_REATTACHED).error, 0) << "the first is taken";
+  }
+  sluice_event event{};
+  ASSERT_EQ(sluice_wait(second, &event, 1, kPatienceMs), 1);
+  EXPECT_EQ(event.type, static_cast<uint32_t>(SLUICE_EVENT_DETACHED));
+  ASSERT_EQ(sluice_wait(second, &event, 1, kPatienceMs), 1);
+  EXPECT_EQ(event.type, static_cast<uint32_t>(SLUICE_EVENT_REATTACHED));
+  EXPECT_EQ(event.error, ENOMEM);
+  EXPECT_THAT(event.text, HasSubstr("one channel is enough"));
+  EXPECT_EQ(sluice_poll(second, &event, 1), 0) << "said once";
+  sluice_socket socket = 0;
+  EXPECT_EQ(sluice_connect(second, "host:7", 0, &socket), -ENOTCONN);
+  EXPECT_THAT(sluice_error_text(), HasSubstr("one channel is enough"));
+  EXPECT_EQ(sluice_alloc(second, 10), nullptr);
+  RestartDaemon();
+  ASSERT_EQ(sluice_wait(second, &event, 1, kPatienceMs), 1);
+  EXPECT_EQ(event.type, static_cast<uint32_t>(SLUICE_EVENT_REATTACHED));
+  EXPECT_EQ(event.error, 0);
+  EXPECT_NE(sluice_alloc(second, 10), nullptr);
+  EXPECT_EQ(sluice_channel_close(second), 0);
+}
+
 TEST_F(ReattachTest, TellsTheDaemonsReasonForDetaching) {
   Begin();
   control::Detached goodbye{};

@@ -57,7 +57,11 @@ enum sluice_event_type {
                               close. */
   SLUICE_EVENT_DETACHED = 6,  /* The daemon is gone. Its sockets got CLOSED, its sends UNKNOWN,
                                  before this. */
-  SLUICE_EVENT_REATTACHED = 7 /* The daemon is back and the listeners with it; connect again. */
+  SLUICE_EVENT_REATTACHED = 7 /* The daemon is back and the listeners with it; connect again. With
+                                 an `error`, `text` says what is missing: a listener, which is
+                                 tried again every second, or this whole channel, because the
+                                 daemon takes fewer now: its calls go on failing with -ENOTCONN
+                                 until a later REATTACHED. */
 };
 
 enum sluice_event_flags {
