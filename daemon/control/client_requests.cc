@@ -179,7 +179,6 @@ Result<> ClientSession::Admit(const Attach& message) {
   std::string_view name;
   if (!ReadText(message.name, name))
     return Fail(ErrorCode::kInvalid, "the client's name is not zero-terminated");
-  if (tenant_ == nullptr) return std::unexpected(refusal_);
   if (Result<> admitted = services_.tenants.Admit(*tenant_, services_.loop.now_ns()); !admitted)
     return admitted;
   admitted_ = true;

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/control/client_server.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <type_traits>
 #include <utility>
 #include <variant>
 
+#include "daemon/control/log.h"
 #include "daemon/control/packet.h"
 
 namespace sluice::control {
@@ -20,7 +23,9 @@ void SendRefusal(int connection, int error, const std::string& text) {
   reply.version_max = kVersionMax;
   CopyText(reply.text, text);
   SendPacket(connection, std::as_bytes(std::span(&reply, 1)), {});
-  // Unread packets would turn the close into a reset, and the refusal would be lost.
+  // Unread packets would turn the close into a reset, and the refusal would be lost: no more come,
+  // and those that are there are read.
+  shutdown(connection, SHUT_RD);
   Packet packet;
   for (int i = 0; i < 4 && ReceivePacket(connection, packet) == ReceiveStatus::kPacket; ++i) {
   }
@@ -81,6 +86,14 @@ void ClientServer::OnAccept(Fd connection) {
     ++counters_.attach_refused;
     return SendRefusal(connection.get(), ToErrno(who.error().code), who.error().message);
   }
+  // At once, or a user of no tenant could hold connections until their time to attach is up.
+  Result<std::shared_ptr<clients::Tenant>> tenant = tenants_.Match(*who);
+  if (!tenant) {
+    ++counters_.attach_refused;
+    LogWarning("client refused",
+               {{"uid", who->uid}, {"pid", who->pid}, {"reason", tenant.error().message}});
+    return SendRefusal(connection.get(), ToErrno(tenant.error().code), tenant.error().message);
+  }
   size_t greeting = 0;
   size_t of_user = 0;
   for (const auto& [id, session] : sessions_) {
@@ -95,7 +108,7 @@ void ClientServer::OnAccept(Fd connection) {
   }
   const io::ClientId id = next_client_++;
   auto session = std::make_unique<ClientSession>(
-      services_, id, std::move(connection), *who, tenants_.Match(*who),
+      services_, id, std::move(connection), *who, std::move(*tenant),
       [this](io::ClientId client) { OnFinished(client); });
   if (Result<> started = session->Start(); !started) {
     ++counters_.attach_refused;

@@ -119,12 +119,16 @@ TEST_F(ClientServerTest, AProcessOfNoTenantIsRefusedWithAReason) {
   options.tenants[0].uids = {getuid() + 1};
   StartServer();
   const Fd fd = ConnectRaw();
-  ASSERT_TRUE(Send(fd, AttachMessage()));
   const ErrorReply reply = ExpectError(fd, EACCES);
   EXPECT_NE(std::string(reply.text).find("uid " + std::to_string(getuid())), std::string::npos)
       << reply.text;
   EXPECT_TRUE(Ended(fd));
+  EXPECT_EQ(server->client_count(), 0u) << "it waits for nothing that the user says";
   EXPECT_EQ(server->Snapshot().counters.attach_refused, 1u);
+  const Fd hasty = ConnectRaw();  // As the library does: it asks before it has heard anything.
+  ASSERT_TRUE(Send(hasty, AttachMessage()));
+  ExpectError(hasty, EACCES);
+  EXPECT_TRUE(Ended(hasty));
 }
 
 TEST_F(ClientServerTest, OneClientMoreThanTheTenantMayHaveIsRefusedUntilOneLeaves) {

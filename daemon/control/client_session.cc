@@ -16,22 +16,16 @@
 namespace sluice::control {
 
 ClientSession::ClientSession(ClientServices& services, io::ClientId id, Fd socket,
-                             clients::Credentials who,
-                             Result<std::shared_ptr<clients::Tenant>> tenant,
+                             clients::Credentials who, std::shared_ptr<clients::Tenant> tenant,
                              std::function<void(io::ClientId)> on_finished)
     : services_(services),
       id_(id),
       who_(std::move(who)),
+      tenant_(std::move(tenant)),
       on_finished_(std::move(on_finished)),
       connection_(services.loop, std::move(socket), *this),
       ports_(*this),
-      alive_(std::make_shared<int>(0)) {
-  if (tenant) {
-    tenant_ = std::move(*tenant);
-  } else {
-    refusal_ = tenant.error();
-  }
-}
+      alive_(std::make_shared<int>(0)) {}
 
 ClientSession::~ClientSession() {
   alive_.reset();
@@ -214,7 +208,7 @@ ClientSnapshot ClientSession::Snapshot() const {
   snapshot.uid = who_.uid;
   snapshot.gid = who_.gid;
   snapshot.name = name_;
-  snapshot.tenant = tenant_ != nullptr ? tenant_->rule.name : "";
+  snapshot.tenant = tenant_->rule.name;
   snapshot.state = state_ == State::kGreeting   ? "attaching"
                    : state_ == State::kAttached ? "attached"
                                                 : "leaving";

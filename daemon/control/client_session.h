@@ -45,10 +45,9 @@ class ClientSession final : public ControlConnection::Handler, public ClientHost
       kMaxRejectedRequests = 256;  // After that the client is broken beyond hope.
   static constexpr size_t kMaxListeners = 1024;
 
-  // `refusal`: why the tenants have no place for this process; told when it asks to attach.
   // `on_finished` may be called at any time from then on, once.
   ClientSession(ClientServices& services, io::ClientId id, Fd socket, clients::Credentials who,
-                Result<std::shared_ptr<clients::Tenant>> tenant,
+                std::shared_ptr<clients::Tenant> tenant,
                 std::function<void(io::ClientId)> on_finished);
   ~ClientSession();
 
@@ -118,8 +117,7 @@ class ClientSession final : public ControlConnection::Handler, public ClientHost
   ClientServices& services_;
   const io::ClientId id_;
   const clients::Credentials who_;
-  std::shared_ptr<clients::Tenant> tenant_;
-  Error refusal_{ErrorCode::kPermission, ""};
+  const std::shared_ptr<clients::Tenant> tenant_;
   std::function<void(io::ClientId)> on_finished_;
   ControlConnection connection_;
   State state_ = State::kGreeting;
