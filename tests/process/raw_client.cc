@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 
 namespace sluice::testing {
 namespace {
@@ -137,7 +138,7 @@ bool RawClient::OnRegion(Packet& packet) {
     producer_ = std::make_unique<RingProducer>(submissions());
     consumer_ = std::make_unique<RingConsumer>(completions());
   } else {
-    extents_.push_back(std::move(mapping));
+    extents_[region.pool_offset] = std::move(mapping);
   }
   control::Mapped mapped{};
   mapped.region = region.region;
@@ -182,6 +183,11 @@ bool RawClient::Grow(uint64_t bytes) {
     pool_offset_ = packet->As<control::Blocks>().pool_offset;
   }
   return packet.has_value();
+}
+
+std::byte* RawClient::memory() const {
+  const auto extent = std::prev(extents_.upper_bound(pool_offset_));
+  return extent->second->data() + (pool_offset_ - extent->first);
 }
 
 bool RawClient::ConnectTo(const std::string& host, uint16_t service) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -88,6 +89,7 @@ class RawClient {
   void Ring();
 
   uint64_t pool_offset() const { return pool_offset_; }
+  std::byte* memory() const;  // What lies at pool_offset().
   uint64_t reserve_bytes() const { return attached_.pool_reserve_bytes; }
   uint32_t socket() const { return socket_; }
 
@@ -99,7 +101,7 @@ class RawClient {
   bool hung_up_ = false;
   uint32_t request_ = 0;
   control::Attached attached_{};
-  std::vector<std::unique_ptr<Mapping>> extents_;
+  std::map<uint64_t, std::unique_ptr<Mapping>> extents_;  // By pool offset.
   std::unique_ptr<Mapping> rings_;
   std::unique_ptr<RingProducer> producer_;
   std::unique_ptr<RingConsumer> consumer_;
