@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstring>
 
 #include "shm_proto/base/fd.h"
@@ -18,6 +19,12 @@ std::string HowTo(const std::string& path) {
          " (and copy it to every host of the cluster)";
 }
 
+// The systemd unit runs as the user sluice, and the key is often made by root.
+std::string Owner(const std::string& path) {
+  return "; it must belong to the user that sluiced runs as, here uid " +
+         std::to_string(geteuid()) + ": chown sluice " + path + " for the systemd unit";
+}
+
 }  // namespace
 
 Result<std::unique_ptr<handshake::MacKey>> ReadKeyFile(const std::string& path) {
@@ -26,7 +33,10 @@ Result<std::unique_ptr<handshake::MacKey>> ReadKeyFile(const std::string& path) 
   if (!file.valid()) {
     const int reason = errno;
     auto error = FailErrno("opening the cluster key " + path, reason);
-    return reason == ENOENT ? Fail(error.error().code, error.error().message + HowTo(path)) : error;
+    const std::string& text = error.error().message;
+    if (reason == ENOENT) return Fail(error.error().code, text + HowTo(path));
+    if (reason == EACCES) return Fail(error.error().code, text + Owner(path));
+    return error;
   }
   struct stat status;
   if (fstat(file.get(), &status) != 0) return FailErrno("looking at the cluster key " + path);

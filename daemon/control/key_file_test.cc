@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -83,6 +84,20 @@ TEST_F(KeyFileTest, AKeyThatOthersMayReadOrWriteIsRefused) {
   }
   Write(32, 0400);
   EXPECT_TRUE(ReadKeyFile(path_));
+}
+
+TEST_F(KeyFileTest, AKeyOfAnotherUserNamesTheOneItMustBelongTo) {
+  constexpr uid_t kNobody = 65'534;
+  Write(32, 0);
+  const bool root = geteuid() == 0;
+  ASSERT_TRUE(!root || seteuid(kNobody) == 0);
+  const uid_t reader = geteuid();
+  const auto key = ReadKeyFile(path_);
+  ASSERT_TRUE(!root || seteuid(0) == 0);
+  ASSERT_FALSE(key);
+  EXPECT_EQ(key.error().code, ErrorCode::kPermission);
+  EXPECT_THAT(key.error().message, HasSubstr("uid " + std::to_string(reader)));
+  EXPECT_THAT(key.error().message, HasSubstr("chown sluice " + path_));
 }
 
 TEST_F(KeyFileTest, WhatIsNoRegularFileIsRefusedWithoutWaitingForIt) {
