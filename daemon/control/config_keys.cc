@@ -143,7 +143,7 @@ std::vector<Key<Config>> MakeConfigKeys() {
     In<engine, &E::ack_delay_us>("engine.ack_delay_us", kLive, 0, 1'000'000,
       "Longest time a message's acknowledgement waits for other traffic to ride on."),
     In<engine, &E::keepalive_interval_ms>("engine.keepalive_interval_ms", kLive, 1, 600'000,
-      "Time without traffic after which a keepalive is sent."),
+      "A keepalive is sent to every peer once in this time, whether there is other traffic or not."),
     In<engine, &E::keepalive_timeout_ms>("engine.keepalive_timeout_ms", kLive, 3, 3'600'000,
       "A peer that was silent for so long is given up. At least three intervals."),
     In<engine, &E::connect_timeout_ms>("engine.connect_timeout_ms", kLive, 1, 600'000,
@@ -171,7 +171,7 @@ std::vector<Key<Config>> MakeConfigKeys() {
     In<&Config::clients, &ClientsConfig::max_clients>("clients.max_clients", kLive, 1, 65'536,
       "Clients attached at once, all tenants together."),
     In<&Config::clients, &ClientsConfig::attach_rate_per_s>("clients.attach_rate_per_s", kLive, 1, 1'000'000,
-      "Attaches a second of one user before further ones are refused."),
+      "Attaches a second of one tenant before further ones are refused."),
 
     In<&Config::http, &HttpConfig::listen>("http.listen", kRestart, 0, 128,
       "Address of /metrics, /healthz, /readyz and the status page, as \"ADDRESS:PORT\". Empty: none. It has no password.",
