@@ -110,8 +110,11 @@ SLUICE_API int sluice_channel_open(sluice_client *client, uint32_t ring_entries,
 SLUICE_API int sluice_channel_close(sluice_channel *channel);
 
 /* A buffer of at least `length` bytes (0 counts as 1), aligned to 64. Makes a system call only when
- * the pool must grow. NULL with errno: ENOMEM the quota or the node's memory is used up, EINVAL
- * longer than the largest message, ENOTCONN the daemon is away. */
+ * the pool must grow; then it asks the daemon and waits, once or twice, for up to 10 s each. NULL
+ * with errno: ENOMEM the quota or the node's memory is used up, EINVAL longer than the largest
+ * message, ENOTCONN the daemon is away, ETIMEDOUT it did not answer, EAGAIN too many threads of
+ * this client wait for memory already, EPROTO the daemon broke its protocol, EIO anything else it
+ * said. */
 SLUICE_API void *sluice_alloc(sluice_channel *channel, size_t length);
 
 /* Gives a buffer back: one from sluice_alloc() or from a message, on any channel of the client.
@@ -122,24 +125,30 @@ SLUICE_API int sluice_free(sluice_channel *channel, void *buffer);
 /* The same from a thread that has no channel. */
 SLUICE_API int sluice_client_free(sluice_client *client, void *buffer);
 
-/* Listens on a service (1 to 65535) of this node's daemon. Answers when the daemon has agreed.
- * Errors: -EACCES not this user's, -EADDRINUSE held by another client. */
+/* Listens on a service (1 to 65535) of this node's daemon. Waits up to 10 s for it to agree.
+ * Errors: -EINVAL service 0 or no place for the listener, -EACCES not this user's, -EADDRINUSE held
+ * by another client, -ENOMEM the client has all of its 1,024 listeners, -ENOENT the daemon does not
+ * have this channel, -ENOTCONN the daemon is or went away, -ETIMEDOUT it did not answer. */
 SLUICE_API int sluice_listen(sluice_channel *channel, uint16_t service, uint64_t user_data,
                              sluice_listener *listener);
 SLUICE_API int sluice_unlisten(sluice_channel *channel, sluice_listener listener);
 
 /* Connects to "host:service" or "host:port:service" (port: that daemon's, when it is not the
  * default; a number). IPv6 addresses stand in brackets. Returns at once with the socket's name;
- * SLUICE_EVENT_CONNECTED tells how it went; after a failed connect the name is gone. */
+ * SLUICE_EVENT_CONNECTED tells how it went; after a failed connect the name is gone. Errors:
+ * -EINVAL no such address can be, -ENOTCONN the daemon is away, -ENOMEM all sockets that it allows
+ * are open, -EAGAIN it has not taken the requests before this one. What the daemon finds out (an
+ * unknown host, a peer that refuses or does not answer) is told by the event. */
 SLUICE_API int sluice_connect(sluice_channel *channel, const char *address, uint64_t user_data,
                               sluice_socket *socket);
 
 SLUICE_API int sluice_set_user_data(sluice_channel *channel, sluice_socket socket,
                                     uint64_t user_data);
 
-/* Asks to close; SLUICE_EVENT_CLOSED confirms. Messages not yet acknowledged end as UNKNOWN or OK,
- * whichever is true; messages may still come in until then. A socket closed before it was connected
- * gets CLOSED in place of CONNECTED. */
+/* Asks to close; SLUICE_EVENT_CLOSED confirms. What was sent before still goes out, and every send
+ * ends first, as OK in the usual case; if the peer or the path goes away meanwhile, as UNKNOWN, or
+ * as FAILED where nothing of it had left this node. Messages may still come in until CLOSED. A
+ * socket closed before it was connected gets CLOSED in place of CONNECTED. */
 SLUICE_API int sluice_close(sluice_channel *channel, sluice_socket socket);
 
 enum sluice_send_flags {
@@ -151,12 +160,13 @@ enum sluice_send_flags {
 /* Sends `length` bytes at `data`, which lies in one buffer of this client (sluice_alloc() or a
  * message). On 0 the buffer belongs to the library until SLUICE_EVENT_SENT. On any error it is
  * still the caller's. Errors: -EAGAIN full, -ENOTCONN not connected (yet), -EINVAL not a buffer of
- * this client, -EMSGSIZE too long. */
+ * this client, -EMSGSIZE longer than sluice_max_message_bytes(). The receiver may have a lower
+ * limit: a message above that closes the socket, at both ends with error EMSGSIZE. */
 SLUICE_API int sluice_send(sluice_channel *channel, sluice_socket socket, void *data, size_t length,
                            uint32_t flags, uint64_t user_data, uint64_t trace_id);
 
 /* Sends a copy of any memory; for small messages (up to 40 bytes nothing but the ring is touched).
- */
+ * Above that it may wait and fail as sluice_alloc() does. */
 SLUICE_API int sluice_send_copy(sluice_channel *channel, sluice_socket socket, const void *data,
                                 size_t length, uint32_t flags, uint64_t user_data,
                                 uint64_t trace_id);
