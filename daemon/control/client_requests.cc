@@ -264,12 +264,13 @@ void ClientSession::OnListen(const Listen& message) {
     return Reject(request, ENOMEM,
                   "a client has at most " + std::to_string(kMaxListeners) + " listeners");
   }
+  // No fault of the client's: its library asks again every second until it may.
   if (!tenant_->rule.MayListen(message.service)) {
-    return Reject(request, EACCES,
-                  "tenant " + tenant_->rule.name + " may not listen on " + service);
+    return SendError(request, EACCES,
+                     "tenant " + tenant_->rule.name + " may not listen on " + service);
   }
   if (!services_.services.Add(message.service, {id_, message.channel, message.token})) {
-    return Reject(request, EADDRINUSE, service + " is another client's");
+    return SendError(request, EADDRINUSE, service + " is another client's");
   }
   listeners_[message.token] = message;
   auto reply = MakeMessage<Listening>(Type::kListening, request);

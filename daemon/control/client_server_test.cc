@@ -296,6 +296,22 @@ TEST_F(ClientServerTest, AClientThatMakesNothingButBadRequestsIsDetached) {
   EXPECT_EQ(Expect<Detached>(fd, Type::kDetached).error, EPROTO);
 }
 
+TEST_F(ClientServerTest, AClientThatGoesOnAskingForATakenServiceStaysAttached) {
+  options.tenants[0].services = {80};
+  StartServer();
+  const Fd owner = AttachRaw();
+  OpenChannelRaw(owner, 0);
+  ListenRaw(owner, 0, 80, 1);
+  Fd other = AttachRaw();
+  OpenChannelRaw(other, 0);
+  for (uint64_t i = 0; i <= ClientSession::kMaxRejectedRequests; ++i) {
+    ASSERT_TRUE(Send(other, ListenMessage(0, i % 2 == 0 ? 80 : 81, 1)));
+    ExpectError(other, i % 2 == 0 ? EADDRINUSE : EACCES);
+    if (HasFailure()) return;
+  }
+  EXPECT_EQ(server->client_count(), 2u);
+}
+
 TEST_F(ClientServerTest, DescriptorsThatNobodyAskedForAreClosedAndTheRequestIsNotExecuted) {
   StartServer();
   const Fd fd = AttachRaw();
