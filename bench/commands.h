@@ -16,6 +16,7 @@ struct Command {
 
 std::vector<Command> AddNetCommands(CLI::App& app);
 std::vector<Command> AddShmCommands(CLI::App& app);
+std::vector<Command> AddIdleCommands(CLI::App& app);
 
 // SIGINT or SIGTERM came.
 bool StopRequested();

@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
   CLI::App app("The programs that scripts/bench measures with; they print one JSON object a line");
   app.require_subcommand(1);
   std::vector<Command> commands;
-  for (const auto& add : {AddNetCommands, AddShmCommands}) {
+  for (const auto& add : {AddNetCommands, AddShmCommands, AddIdleCommands}) {
     std::ranges::move(add(app), std::back_inserter(commands));
   }
   try {

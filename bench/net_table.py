@@ -52,10 +52,9 @@ def main():
     table.print_machine(about, f"Medians of {rows[0]['rounds']} rounds, with the lowest and highest rate.")
     table.print_rows(
         ("workload", "system", "op/s", "lowest", "highest", "GB/s", "mean us", "p50 us", "p99 us", "CPU s/million", "peak MB"),
-        [(row["workload"], row["system"], table.text(row["operations_per_s"], 0), table.text(row["operations_per_s_min"], 0),
-          table.text(row["operations_per_s_max"], 0), table.text(row["gb_per_s"], 3), table.text(row.get("mean_us")),
-          table.text(row.get("p50_us")), table.text(row.get("p99_us")), table.text(row["cpu_s_per_million"], 2),
-          table.text(row["peak_rss_mb"], 0)) for row in rows])
+        [(row["workload"], row["system"], *table.spread(row, "operations_per_s", digits=0),
+          table.text(row["gb_per_s"], 3), table.text(row.get("mean_us")), table.text(row.get("p50_us")),
+          table.text(row.get("p99_us")), table.text(row["cpu_s_per_million"], 2), table.text(row["peak_rss_mb"], 0)) for row in rows])
     print(NOTES)
     table.print_goals(reached)
     table.write_json(options.json, "net", about, rows, reached)

@@ -37,12 +37,6 @@ def goals(rows):
     return result.list
 
 
-def spread(row, figure, scale=1.0, digits=2):
-    if figure not in row:
-        return ("-", "-", "-")
-    return tuple(table.text(row[name] / scale, digits) for name in (figure, figure + "_min", figure + "_max"))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", required=True)
@@ -55,10 +49,10 @@ def main():
     table.print_machine(about, f"Medians of {rows[0]['rounds']} rounds, with the lowest and highest.")
     trips = [row for row in rows if row["workload"].startswith("round_trip")]
     table.print_rows(("workload", "system", "p50 us", "lowest", "highest", "mean us", "p99 us"),
-                     [(row["workload"], row["system"], *spread(row, "p50_us"), table.text(row["mean_us"], 2),
+                     [(row["workload"], row["system"], *table.spread(row, "p50_us"), table.text(row["mean_us"], 2),
                        table.text(row["p99_us"], 2)) for row in trips])
     table.print_rows(("workload", "system", "million op/s", "lowest", "highest", "GB/s"),
-                     [(row["workload"], row["system"], *spread(row, "operations_per_s", 1e6, 3),
+                     [(row["workload"], row["system"], *table.spread(row, "operations_per_s", 1e6, 3),
                        table.text(row["gb_per_s"], 3)) for row in rows if row not in trips])
     print(NOTES)
     table.print_goals(reached)

@@ -65,6 +65,13 @@ def text(value, digits=1):
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def spread(row, figure, scale=1.0, digits=2):
+    """The median, the lowest and the highest of a figure, as text."""
+    if figure not in row:
+        return ("-", "-", "-")
+    return tuple(text(row[name] / scale, digits) for name in (figure, figure + "_min", figure + "_max"))
+
+
 def print_rows(heading, rows):
     """Columns as wide as their widest entry; the first two hold names."""
     lines = [heading, *rows]
