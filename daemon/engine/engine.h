@@ -61,9 +61,8 @@ class Engine {
   // --- the loop ---
 
   void OnCompletion(const transport::Completion& completion, uint64_t now_ns);
-  // Posts what may go out now. idle: nothing else is going on, so acknowledgements need not wait
-  // for company. True: posted.
-  bool Flush(uint64_t now_ns, bool idle);
+  // Posts what may go out now. Acknowledgements wait for company for a while. True: posted.
+  bool Flush(uint64_t now_ns);
   // Keepalive, deadlines, idle grants. Cheap; every few milliseconds.
   void Tick(uint64_t now_ns);
   // When Flush() or Tick() wants to be called again without any event.
@@ -246,6 +245,7 @@ class Engine {
   uint64_t next_scan_ns_ = 0;  // When to look at every socket's deadline.
   uint64_t next_keepalive_ns_ = 0;
   uint64_t first_ack_ns_ = 0;  // When the oldest owed acknowledgement became owed; 0: none.
+  uint32_t unacknowledged_messages_ = 0;  // That arrived since acknowledgements were last written.
   bool acks_stalled_ = false;  // They need a completion first, which wakes the loop: no deadline
                                // helps.
   uint64_t now_ns_ = 0;        // Of the current call; for marks deep inside.

@@ -276,7 +276,7 @@ TEST(Engine, APeerThatNeverConfirmsACloseLosesItsPath) {
   world.a.engine->Close(*here);
   for (int second = 0; second < 40; ++second) {  // b's side of it is never polled.
     world.a.engine->Tick(world.now_ns);
-    world.a.engine->Flush(world.now_ns, true);
+    world.a.engine->Flush(world.now_ns);
     EXPECT_EQ(world.a.paths_lost, second > 31 ? 1 : world.a.paths_lost);
     world.now_ns += kNsPerSecond;
   }
@@ -395,7 +395,7 @@ TEST(Engine, APeerThatAsksButTakesNoAnswersLosesItsPath) {
     many.insert(many.end(), bytes.begin(), bytes.end());
   }
   world.Inject(many);
-  world.a.engine->Flush(world.now_ns, true);
+  world.a.engine->Flush(world.now_ns);
   EXPECT_EQ(world.a.paths_lost, 1);
 }
 
@@ -455,7 +455,7 @@ TEST(Engine, RefusedAndTimedOutConnectsSayWhy) {
     for (size_t i = 0; i < count; ++i) {
       static_cast<Engine*>(completions[i].context)->OnCompletion(completions[i], world.now_ns);
     }
-    world.a.engine->Flush(world.now_ns, true);
+    world.a.engine->Flush(world.now_ns);
   }
   world.b.engine->Refuse(*world.b.sockets.Find(world.b.incoming.front()), ECONNREFUSED);
   world.b.incoming.clear();

@@ -226,6 +226,7 @@ void Engine::Arrived(Socket& socket, ReadyMessage& message) {
   counters_.received_bytes += message.length;
   (socket.ready_tail != nullptr ? socket.ready_tail->next : socket.ready_head) = &message;
   socket.ready_tail = &message;
+  ++unacknowledged_messages_;
   OweAck(socket);
   DeliverReady(socket);
 }

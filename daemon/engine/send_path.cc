@@ -32,7 +32,7 @@ void Engine::Queue(wire::FrameType type, uint32_t socket, uint64_t sequence, uin
     BreakPath("the peer asks for more than it takes answers to");
 }
 
-bool Engine::Flush(uint64_t now_ns, bool idle) {
+bool Engine::Flush(uint64_t now_ns) {
   now_ns_ = now_ns;
   if (path_broken_) LosePath();
   if (!queue_pair_) return false;
@@ -40,7 +40,8 @@ bool Engine::Flush(uint64_t now_ns, bool idle) {
   limited_by_ = "nothing";
 
   const bool ack_due = first_ack_ns_ != 0 &&
-                       (idle || now_ns - first_ack_ns_ >= tunables_.ack_delay_ns);
+                       (now_ns - first_ack_ns_ >= tunables_.ack_delay_ns ||
+                        unacknowledged_messages_ >= limits_.message_window / 4);
   bool open_for_data = WriteControl() && !resuming_;
   while (open_for_data && !ready_.empty()) {
     Socket& socket = *ready_.Front();
@@ -143,6 +144,7 @@ void Engine::WriteAcks() {
     acks_.Remove(*socket);
   }
   first_ack_ns_ = 0;
+  unacknowledged_messages_ = 0;
 }
 
 // Makes sure that the current SEND takes another frame of this size, beginning a new one where

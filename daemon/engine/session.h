@@ -43,7 +43,7 @@ struct Tunables {
   uint32_t fragment_bytes = 64 * 1024;
   uint32_t credit_batch = 0;  // Receives consumed before credits go back; 0: half the depth (the
                               // paper's d/2).
-  uint64_t ack_delay_ns = 50'000;
+  uint64_t ack_delay_ns = 100'000;
   uint64_t keepalive_interval_ns = 1'000'000'000;
   uint64_t keepalive_timeout_ns = 5'000'000'000;  // At least three intervals.
   uint64_t connect_timeout_ns = 5'000'000'000;

@@ -82,7 +82,7 @@ bool IoThread::PollOnce(uint64_t now_ns) {
   busy |= DrainRings();
   if (now_ns >= next_tick_ns_) Tick(now_ns);
   RetryStalled();
-  for (auto& [peer, engine] : engines_) busy |= engine->Flush(now_ns, !busy);
+  for (auto& [peer, engine] : engines_) busy |= engine->Flush(now_ns);
   busy |= HandleMailbox(now_ns);
   for (Port* port : ports_) port->Publish();
   if (stopping_) busy |= StopStep(now_ns);

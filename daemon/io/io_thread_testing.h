@@ -157,6 +157,7 @@ class IoThreadTest : public ::testing::Test {
     for (int idle = 0, turn = 0; idle < 4; ++turn) {
       ASSERT_LT(turn, 100'000) << "the thread never comes to rest";
       idle = Turn() ? 0 : idle + 1;
+      if (idle > 0) clock.now_ns += Tunables{}.ack_delay_ns;  // What waits for company goes alone.
     }
   }
   void Grant(const NeedReceiveBlocks& need) {

@@ -314,7 +314,7 @@ class Match {
         OnPeerCompletion(completions[i]);
       }
     }
-    engine_->Flush(now_ns_, count == 0);
+    engine_->Flush(now_ns_);
     for (const uint32_t id : std::exchange(applications_.incoming_, {})) {
       Socket* socket = sockets_.Find(id);
       if (socket != nullptr && id % 4 != 3) engine_->Accept(*socket, &applications_, 77);

@@ -26,11 +26,14 @@ constexpr uint64_t kWriteBytesPerPoll = 1 * kMiB;
 constexpr size_t kStagedSmallBytes = 128 * kKiB;
 constexpr size_t kStagedBehindLargeBytes = 2 * kKiB;
 
-// No event tells that the peer's kernel acknowledged something, and each look is a system call. The
-// first comes after the first backoff, then ever more rarely while nothing changes; but where the
-// sender is likely to wait for it, a busy loop looks again after the spacing.
-constexpr uint64_t kFirstBackoffNs = 50 * kNsPerUs;
-constexpr uint64_t kLastBackoffNs = 1 * kNsPerMs;
+// No event tells that the peer's kernel acknowledged something, and each look is a system call and
+// may be a wake-up. Whatever the peer sends is a good moment: it mostly comes because of what we
+// sent. Else the first look comes after the first backoff, then ever more rarely while nothing
+// changes; but where the sender is likely to wait for it, sooner, and a busy loop looks again after
+// the spacing.
+constexpr uint64_t kUrgentBackoffNs = 50 * kNsPerUs;
+constexpr uint64_t kFirstBackoffNs = 1 * kNsPerMs;
+constexpr uint64_t kLastBackoffNs = 4 * kNsPerMs;
 constexpr uint64_t kLookSpacingNs = 10 * kNsPerUs;
 constexpr uint64_t kUrgentBytes = 128 * kKiB;
 
@@ -107,9 +110,13 @@ bool TcpQueuePair::WriteSome(uint64_t now_ns) {
     return false;
   }
   write_blocked_ = outcome == WriteOutcome::kBlocked;
-  if (writer_.has_unacknowledged() && (listed_in & kUnacknowledgedBit) == 0) {
-    look_backoff_ns_ = kFirstBackoffNs;
-    next_look_ns_ = now_ns + look_backoff_ns_;
+  if (writer_.has_unacknowledged()) {
+    const bool first = (listed_in & kUnacknowledgedBit) == 0;
+    const uint64_t backoff_ns = IsUrgent() ? kUrgentBackoffNs : kFirstBackoffNs;
+    if (first || now_ns + backoff_ns < next_look_ns_) {
+      look_backoff_ns_ = backoff_ns;
+      next_look_ns_ = now_ns + backoff_ns;
+    }
     transport_.unacknowledged_.Add(this);
   }
   return outcome == WriteOutcome::kMore;
@@ -148,6 +155,7 @@ bool TcpQueuePair::ReadOnce(std::span<std::byte> staging, uint64_t now_ns, uint6
 
   const auto bytes = static_cast<uint64_t>(result);
   last_heard_ns_ = now_ns;
+  next_look_ns_ = std::min(next_look_ns_, last_look_ns_ + kLookSpacingNs);
   budget_bytes -= std::min(bytes, budget_bytes);
   if (auto read = OnBytes(bytes, std::min(bytes, landing.bytes), staging); !read) {
     Die(read.error().message);
@@ -184,10 +192,14 @@ bool TcpQueuePair::OnReadFailed(ssize_t result) {
   return false;
 }
 
+bool TcpQueuePair::IsUrgent() const {
+  return writer_.unacknowledged_bytes() >= kUrgentBytes ||
+         sends_.end() - sends_.first() >= sends_.depth() / 2;
+}
+
 bool TcpQueuePair::LookForAcknowledgement(uint64_t now_ns) {
   if (dead() || !writer_.has_unacknowledged()) return false;
-  const bool urgent = writer_.unacknowledged_bytes() >= kUrgentBytes ||
-                      sends_.end() - sends_.first() >= sends_.depth() / 2;
+  const bool urgent = IsUrgent();
   if (now_ns < (urgent ? last_look_ns_ + kLookSpacingNs : next_look_ns_)) return true;
   last_look_ns_ = now_ns;
   int unacknowledged = 0;
@@ -199,7 +211,7 @@ bool TcpQueuePair::LookForAcknowledgement(uint64_t now_ns) {
   writer_.Acknowledge(static_cast<uint64_t>(unacknowledged), this, context_,
                       transport_.completions_);
   look_backoff_ns_ = writer_.acknowledged_bytes() != before
-                         ? kFirstBackoffNs
+                         ? (urgent ? kUrgentBackoffNs : kFirstBackoffNs)
                          : std::min(2 * look_backoff_ns_, kLastBackoffNs);
   next_look_ns_ = now_ns + look_backoff_ns_;
   return writer_.has_unacknowledged();

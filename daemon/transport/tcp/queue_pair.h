@@ -48,6 +48,7 @@ class TcpQueuePair final : public QueuePair {
   uint8_t listed_in = 0;  // Bits of the work lists.
 
  private:
+  bool IsUrgent() const;  // Whether the sender is likely to wait for an acknowledgement.
   bool dead() const { return !reason_.empty(); }
   void Die(std::string reason);
   bool ReadOnce(std::span<std::byte> staging, uint64_t now_ns, uint64_t& budget_bytes);
