@@ -129,6 +129,7 @@ TEST_F(Http, ServesMetricsThatPromtoolAccepts) {
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK\r\n"));
   EXPECT_THAT(answer, HasSubstr("sluice_clients{tenant=\"t\"} 2\n"));
   EXPECT_THAT(answer, HasSubstr("sluice_attaches_refused_total{reason=\"rate\"} 2\n"));
+  EXPECT_THAT(answer, HasSubstr("sluice_operation_seconds_bucket{le=\"+Inf\"} "));
   if (std::system("promtool --version >/dev/null 2>&1") != 0) {
     GTEST_SKIP() << "promtool is not installed (Debian's package prometheus)";
   }

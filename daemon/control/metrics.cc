@@ -4,6 +4,7 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
 
+#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -30,10 +31,16 @@ class Families {
     Add(MetricType::Gauge, name, help, labels, value);
   }
 
+  void Histogram(const std::string& name, const std::string& help, const LatencyCounts& latency) {
+    Family& family = Named(MetricType::Histogram, name, help);
+    family.latency.Add(latency);
+  }
+
   std::vector<MetricFamily> Take() const {
     std::vector<MetricFamily> out;
     for (const auto& [name, family] : families_) {
       MetricFamily made{.name = name, .help = family.help, .type = family.type, .metric = {}};
+      if (family.type == MetricType::Histogram) made.metric.push_back(HistogramOf(family.latency));
       for (const auto& [labels, value] : family.values) {
         ClientMetric metric;
         for (const auto& [key, text] : labels) metric.label.push_back({key, text});
@@ -51,14 +58,36 @@ class Families {
     MetricType type = MetricType::Gauge;
     std::string help;
     std::map<Labels, double> values;
+    LatencyCounts latency;  // Of a histogram.
   };
 
-  void Add(MetricType type, const std::string& name, const std::string& help, const Labels& labels,
-           double value) {
+  static ClientMetric HistogramOf(const LatencyCounts& latency) {
+    ClientMetric metric;
+    uint64_t count = 0;
+    for (size_t i = 0; i < LatencyCounts::kBuckets; ++i) {
+      count += latency.counts[i];
+      const bool last = i + 1 == LatencyCounts::kBuckets;
+      metric.histogram.bucket.push_back(
+          {.cumulative_count = count,
+           .upper_bound = last ? std::numeric_limits<double>::infinity()
+                               : static_cast<double>(LatencyCounts::UpperBoundNs(i)) /
+                                     kNsPerSecond});
+    }
+    metric.histogram.sample_count = count;
+    metric.histogram.sample_sum = static_cast<double>(latency.sum_ns) / kNsPerSecond;
+    return metric;
+  }
+
+  Family& Named(MetricType type, const std::string& name, const std::string& help) {
     Family& family = families_["sluice_" + name];
     family.type = type;
     family.help = help;
-    family.values[labels] += value;
+    return family;
+  }
+
+  void Add(MetricType type, const std::string& name, const std::string& help, const Labels& labels,
+           double value) {
+    Named(type, name, help).values[labels] += value;
   }
 
   std::map<std::string, Family> families_;
@@ -149,6 +178,10 @@ void AddEngineTraffic(const io::EngineSnapshot& engine, const Labels& labels, Fa
               Number(engine.operations_failed));
   out.Counter("operations_total", operations, with("outcome", "unknown"),
               Number(engine.operations_unknown));
+  out.Histogram(
+      "operation_seconds",
+      "Time from taking an operation to the peer's acknowledgement, of those that ended OK.",
+      engine.operations);
   const char* stalls = "Times a limit held the engine back.";
   out.Counter("engine_stalls_total", stalls, with("limit", "window"), Number(engine.window_stalls));
   out.Counter("engine_stalls_total", stalls, with("limit", "credits"),

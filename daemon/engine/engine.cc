@@ -239,6 +239,7 @@ bool Engine::Send(Socket& socket, const SendRequest& request) {
   operation->length = request.length;
   operation->token = request.token;
   operation->trace_id = request.trace_id;
+  operation->begun_ns = request.now_ns;
   operation->traffic_class = request.traffic_class;
   operation->sequence = socket.next_sequence++;
   operation->data = request.data;
@@ -261,7 +262,10 @@ void Engine::FinishOperation(Socket& socket, SendOperation& operation, Outcome o
   if (socket.head == nullptr) socket.tail = nullptr;
   if (socket.cursor == &operation) socket.cursor = operation.next;
   if (operation.landing != nullptr) remote_landings_.Give(operation.landing);
-  if (outcome == Outcome::kOk) ++counters_.operations_ok;
+  if (outcome == Outcome::kOk) {
+    ++counters_.operations_ok;
+    counters_.operations.Add(now_ns_ - std::min(now_ns_, operation.begun_ns));
+  }
   if (outcome == Outcome::kFailed) ++counters_.operations_failed;
   if (outcome == Outcome::kUnknown) ++counters_.operations_unknown;
   host_.SendOver(socket, operation, outcome, error);

@@ -9,6 +9,7 @@
 
 #include "daemon/engine/containers.h"
 #include "daemon/engine/host.h"
+#include "daemon/engine/latency.h"
 #include "daemon/engine/request_chain.h"
 #include "daemon/engine/session.h"
 #include "daemon/engine/socket.h"
@@ -25,6 +26,7 @@ struct EngineCounters {
   uint64_t window_stalls = 0, credit_stalls = 0, queue_stalls = 0, landing_waits = 0;
   uint64_t operations_ok = 0, operations_failed = 0, operations_unknown = 0;
   uint64_t grants_used = 0, stale_frames = 0, sessions = 0, paths = 0;
+  LatencyCounts operations;  // From Send() to the end, of those that ended OK.
 };
 
 // One peer daemon (and lane): sockets multiplexed over one path, which is a queue pair of whatever
@@ -82,6 +84,7 @@ class Engine {
     uint64_t trace_id;
     uint8_t traffic_class;
     bool inline_copy;  // At most kInlineBytes, copied now.
+    uint64_t now_ns = 0;
   };
   // False: the socket is not open; nothing was done.
   bool Send(Socket& socket, const SendRequest& request);

@@ -43,6 +43,7 @@ struct SendOperation {
   uint64_t token = 0;
   uint64_t trace_id = 0;
   uint64_t sequence = 0;
+  uint64_t begun_ns = 0;
   uint64_t posted_bytes = 0;
   uint32_t posted_requests = 0;  // Requests in the send queue that name `data`.
   uint8_t traffic_class = 0;

@@ -149,7 +149,8 @@ void IoThread::SubmitSend(Port& port, const Descriptor& request) {
                            .token = request.token,
                            .trace_id = request.trace_id,
                            .traffic_class = request.traffic_class,
-                           .inline_copy = (request.flags & kFlagInline) != 0};
+                           .inline_copy = (request.flags & kFlagInline) != 0,
+                           .now_ns = now_ns_};
   if (send.inline_copy) {
     if (request.inline_bytes > kInlineBytes) return refuse(EINVAL);
     send.data = reinterpret_cast<const std::byte*>(request.inline_data);

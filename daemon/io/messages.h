@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "daemon/engine/latency.h"
 #include "daemon/engine/session.h"
 #include "shm_proto/base/fd.h"
 #include "shm_proto/ring.h"
@@ -257,6 +258,7 @@ struct EngineSnapshot {
   uint64_t grants_used = 0, stale_frames = 0, sessions = 0, paths = 0;
   uint64_t last_heard_ns_ago = 0;
   uint64_t operations_ok = 0, operations_failed = 0, operations_unknown = 0;
+  LatencyCounts operations;  // Of those that ended OK.
 };
 
 struct SocketSnapshot {

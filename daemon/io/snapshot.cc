@@ -55,6 +55,7 @@ EngineSnapshot Describe(const Engine& engine, uint64_t now_ns) {
   out.sessions = counters.sessions;
   out.paths = counters.paths;
   out.operations_ok = counters.operations_ok;
+  out.operations = counters.operations;
   out.operations_failed = counters.operations_failed;
   out.operations_unknown = counters.operations_unknown;
   out.last_heard_ns_ago = engine.session_alive() ? now_ns - engine.last_heard_ns() : 0;
