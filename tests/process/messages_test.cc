@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "tests/process/app.h"
 
@@ -95,8 +97,8 @@ TEST_F(Messages, BetweenApplicationsOfOneHostArriveAsWell) {
 }
 
 // Sends `count` messages of mixed sizes each way at once; every receiver must see 1, 2, 3, ...
-// `count`.
-void ExpectOrder(App& left, App& right, Pair pair, uint64_t count) {
+// `count`, counted from `before`.
+void ExpectOrder(App& left, App& right, Pair pair, uint64_t count, uint64_t before = 0) {
   std::mt19937 random(4);
   std::vector<size_t> sizes(count + 1);
   std::ranges::generate(sizes,
@@ -111,12 +113,12 @@ void ExpectOrder(App& left, App& right, Pair pair, uint64_t count) {
   const bool done = PollUntil({&left, &right}, [&] {
     for (Side& side : sides) {
       while (side.sent < count &&
-             side.app->Send(side.socket, side.sent + 1, sizes[side.sent + 1]) == 0) {
+             side.app->Send(side.socket, before + side.sent + 1, sizes[side.sent + 1]) == 0) {
         ++side.sent;
       }
       while (side.app->Waiting(SLUICE_EVENT_MESSAGE) > 0) {
         const uint64_t number = ++side.received;
-        EXPECT_TRUE(side.app->Receive(side.socket, number, sizes[number]));
+        EXPECT_TRUE(side.app->Receive(side.socket, before + number, sizes[number]));
       }
     }
     return ::testing::Test::HasFailure() ||
@@ -126,9 +128,63 @@ void ExpectOrder(App& left, App& right, Pair pair, uint64_t count) {
                     << sides[1].received << " and " << sides[0].received;
   for (App* app : {&left, &right}) {
     EXPECT_TRUE(app->WaitAllSent());
-    EXPECT_EQ(app->sends().ok, count);
+    EXPECT_EQ(app->sends().ok, before + count);
     EXPECT_EQ(app->sends().odd, 0u);
   }
+}
+
+// What `host`'s daemon answers to a scrape.
+std::string Scrape(const Network& network, const Daemon& daemon) {
+  return RunCommand({.arguments = {"bash", "-c",
+                                   "exec 3<>/dev/tcp/127.0.0.1/9450; printf 'GET /metrics "
+                                   "HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"},
+                     .network_namespace = network.Namespace(daemon.host())})
+      .output;
+}
+
+TEST_F(Messages, AreNeitherLostNorReorderedWhileEverySettingChanges) {
+  const DaemonOptions options = {.settings = {{"http.listen", "\"127.0.0.1:9450\""}}};
+  if (!Begin(options, options)) {
+    return;
+  }
+  App client(*left_);
+  App server(*right_);
+  ASSERT_TRUE(server.Listen(kService));
+  Pair pair;
+  ASSERT_TRUE(ConnectApps(client, server, *right_, kService, pair));
+  std::atomic<bool> over = false;
+  std::atomic<int> changes = 0;
+  std::thread operator_at_work([&] {
+    const std::vector<std::pair<std::string, std::array<std::string, 2>>> settings = {
+        {"engine.send_window_bytes", {"20000", "1048576"}},
+        {"engine.fragment_bytes", {"1500", "65536"}},
+        {"engine.credit_batch", {"1", "0"}},
+        {"engine.keepalive_interval_ms", {"20", "1000"}},
+        {"engine.ack_delay_us", {"0", "100"}},
+        {"engine.landing_ahead", {"0", "8"}},
+        {"daemon.idle", {"event", "adaptive"}},
+        {"log.level", {"warning", "info"}}};
+    for (size_t turn = 0; !over || turn < 2; ++turn) {
+      for (const auto& [key, values] : settings) {
+        for (const Daemon* daemon : {left_.get(), right_.get()}) {
+          const Finished set = daemon->Ctl({"set", key, values[turn % 2]});
+          EXPECT_EQ(set.exit_code, 0) << key << ": " << set.output;
+          ++changes;
+        }
+      }
+    }
+  });
+  for (int round = 0; round < 50 && changes < 64; ++round) {
+    ExpectOrder(client, server, pair, 2000, static_cast<uint64_t>(round) * 2000);
+  }
+  over = true;
+  operator_at_work.join();
+  EXPECT_GE(changes, 64);
+  ASSERT_EQ(left_->Ctl({"set", "engine.send_window_bytes", "77777"}).exit_code, 0);
+  const std::string scraped = Scrape(*network_, *left_);
+  EXPECT_NE(scraped.find("} 77777\n"), std::string::npos) << "not in the next scrape";
+  EXPECT_NE(scraped.find("sluice_operation_seconds_count "), std::string::npos);
+  EXPECT_NE(left_->Ctl({"config", "history"}).output.find("77777"), std::string::npos);
 }
 
 TEST_F(Messages, OfOneSocketStayInOrderBothWays) {
