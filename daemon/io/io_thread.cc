@@ -73,16 +73,17 @@ void IoThread::Run() {
 }
 
 // Completions first, since acknowledgements free what the rings wait for; then the rings and the
-// timers, then what goes out because of all that, then bounded control work.
+// timers, then what goes out because of all that, which for applications of this host arrives in the
+// same turn; then bounded control work.
 bool IoThread::PollOnce(uint64_t now_ns) {
   now_ns_ = now_ns;
   loops_.store(loops_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   bool busy = PollCompletions(*networks_.wire, now_ns);
-  busy |= PollCompletions(*networks_.loop, now_ns);
   busy |= DrainRings();
   if (now_ns >= next_tick_ns_) Tick(now_ns);
   RetryStalled();
   for (auto& [peer, engine] : engines_) busy |= engine->Flush(now_ns);
+  busy |= PollCompletions(*networks_.loop, now_ns);
   busy |= HandleMailbox(now_ns);
   for (Port* port : ports_) port->Publish();
   if (stopping_) busy |= StopStep(now_ns);

@@ -111,7 +111,7 @@ size_t TcpTransport::Poll(std::span<Completion> completions, uint64_t now_ns) {
   if (staging_is_free) {
     staging_used_ = 0;
     WritePosted(now_ns);
-    CollectEvents();
+    CollectEvents(now_ns);
     Read(now_ns);
     LookForAcknowledgements(now_ns);
     TellDeaths();
@@ -124,7 +124,11 @@ void TcpTransport::WritePosted(uint64_t now_ns) {
                  [] { return true; });
 }
 
-void TcpTransport::CollectEvents() {
+// A busy loop turns faster than packets come, and each look is a system call.
+void TcpTransport::CollectEvents(uint64_t now_ns) {
+  const uint64_t since_ns = now_ns - last_collected_ns_;
+  if (since_ns > 0 && since_ns < kCollectSpacingNs) return;
+  last_collected_ns_ = now_ns;
   const int count = epoll_wait(epoll_.get(), events_.data(), kEventsPerPoll, 0);
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events_[static_cast<size_t>(i)];

@@ -76,12 +76,13 @@ class TcpTransport final : public Transport {
  private:
   friend class TcpQueuePair;
   static constexpr int kEventsPerPoll = 64;
+  static constexpr uint64_t kCollectSpacingNs = 2'000;
   static constexpr size_t kStagingBytes = 256 * 1024;
 
   explicit TcpTransport(Fd epoll);
   void Forget(TcpQueuePair* queue_pair);
   void WritePosted(uint64_t now_ns);
-  void CollectEvents();
+  void CollectEvents(uint64_t now_ns);
   void Read(uint64_t now_ns);
   void LookForAcknowledgements(uint64_t now_ns);
   void TellDeaths();
@@ -96,6 +97,7 @@ class TcpTransport final : public Transport {
   std::unique_ptr<std::byte[]> staging_;
   size_t staging_used_ = 0;  // Completions of the Poll() under way point in front of this.
   std::array<epoll_event, kEventsPerPoll> events_;
+  uint64_t last_collected_ns_ = 0;
   uint64_t discarded_writes_ = 0;
 };
 
