@@ -73,8 +73,8 @@ void IoThread::Run() {
 }
 
 // Completions first, since acknowledgements free what the rings wait for; then the rings and the
-// timers, then what goes out because of all that, which for applications of this host arrives in the
-// same turn; then bounded control work.
+// timers, then what goes out because of all that, which for applications of this host arrives in
+// the same turn; then bounded control work.
 bool IoThread::PollOnce(uint64_t now_ns) {
   now_ns_ = now_ns;
   loops_.store(loops_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
