@@ -468,7 +468,6 @@ void Engine::Retire(Socket& socket) {
 
 void Engine::Retry(Socket& socket) {
   socket.waits_memory = false;
-  socket.waits_slot = false;
   DeliverReady(socket);
   if (queue_pair_) FillLandings(socket);
   MaybeRetire(socket);

@@ -83,8 +83,8 @@ class Engine {
     uint64_t token;
     uint64_t trace_id;
     uint8_t traffic_class;
-    bool inline_copy;  // At most kInlineBytes, copied now.
-    uint64_t now_ns = 0;
+    bool inline_copy;     // At most kInlineBytes, copied now.
+    uint64_t now_ns = 0;  // From when on its latency counts.
   };
   // False: the socket is not open; nothing was done.
   bool Send(Socket& socket, const SendRequest& request);

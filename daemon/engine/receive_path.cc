@@ -265,10 +265,7 @@ void Engine::DeliverReady(Socket& socket) {
     const Delivery delivery{message->length, message->trace_id, message->traffic_class,
                             message->buffer.bytes == 0 ? message->inline_data.data() : nullptr,
                             message->buffer};
-    if (!host_.Deliver(socket, delivery)) {
-      socket.waits_slot = true;
-      return;
-    }
+    if (!host_.Deliver(socket, delivery)) return;
     socket.ready_head = message->next;
     if (socket.ready_head == nullptr) socket.ready_tail = nullptr;
     messages_.Give(message);

@@ -108,11 +108,10 @@ struct Socket {
   bool silent = false;           // The owner is gone: nothing is handed on any more.
   bool waits_memory = false;     // The host was asked for memory and had none.
   bool in_memory_queue = false;  // The host's mark: it stands in the owner's queue for memory.
-  bool waits_slot = false;       // The host had no completion slot.
   bool in_slot_queue = false;    // The host's mark: it stands in the port's queue for a slot.
   bool resume_seen = false;      // The peer named this socket on the new path.
   int32_t close_error = 0;
-  uint64_t deadline_ns = 0;  // kOpening.
+  uint64_t deadline_ns = 0;  // For the peer's answer to an open or a close.
 
   // Sending: head .. cursor are posted and wait for acknowledgement, cursor .. tail wait for their
   // turn.

@@ -124,7 +124,8 @@ void TcpTransport::WritePosted(uint64_t now_ns) {
                  [] { return true; });
 }
 
-// A busy loop turns faster than packets come, and each look is a system call.
+// A busy loop turns faster than packets come, and each look is a system call. A clock that stands
+// still, as one turned by hand may, is no busy loop.
 void TcpTransport::CollectEvents(uint64_t now_ns) {
   const uint64_t since_ns = now_ns - last_collected_ns_;
   if (since_ns > 0 && since_ns < kCollectSpacingNs) return;
