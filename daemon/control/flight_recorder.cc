@@ -53,37 +53,23 @@ void FlightRecorder::Beat() {
 
 void FlightRecorder::Record(const NodeStatus& status) {
   if (status.AllThreadsAnswered()) writer_.BeatIo(loop_.clock().NowNs());
-  io::EngineSnapshot sum;
-  uint64_t loops = 0, sockets = 0, engines_up = 0, pool_bytes = 0;
-  for (const ThreadStatus& thread : status.threads) {
-    loops += thread.snapshot.loops;
-    sockets += thread.snapshot.sockets.size();
-    for (const io::EngineSnapshot& engine : thread.snapshot.engines) {
-      engines_up += engine.state == "up" ? 1 : 0;
-      sum.sent_messages += engine.sent_messages;
-      sum.sent_bytes += engine.sent_bytes;
-      sum.received_messages += engine.received_messages;
-      sum.received_bytes += engine.received_bytes;
-      sum.operations_ok += engine.operations_ok;
-      sum.operations_failed += engine.operations_failed;
-      sum.operations_unknown += engine.operations_unknown;
-    }
-  }
+  const NodeTotals totals = TotalsOf(status);
+  uint64_t pool_bytes = 0;
   for (const ClientStatus& client : status.clients) pool_bytes += client.pool_bytes;
   const std::pair<const char*, uint64_t> figures[] = {
       {"clients", status.clients.size()},
       {"peers", status.peers.size()},
-      {"engines_up", engines_up},
-      {"sockets", sockets},
+      {"engines_up", totals.engines_up},
+      {"sockets", totals.sockets},
       {"pool_bytes", pool_bytes},
-      {"io_loops_total", loops},
-      {"sent_messages_total", sum.sent_messages},
-      {"sent_bytes_total", sum.sent_bytes},
-      {"received_messages_total", sum.received_messages},
-      {"received_bytes_total", sum.received_bytes},
-      {"operations_ok_total", sum.operations_ok},
-      {"operations_failed_total", sum.operations_failed},
-      {"operations_unknown_total", sum.operations_unknown},
+      {"io_loops_total", totals.loops},
+      {"sent_messages_total", totals.sent_messages},
+      {"sent_bytes_total", totals.sent_bytes},
+      {"received_messages_total", totals.received_messages},
+      {"received_bytes_total", totals.received_bytes},
+      {"operations_ok_total", totals.ok},
+      {"operations_failed_total", totals.failed},
+      {"operations_unknown_total", totals.unknown},
   };
   for (const auto& [name, value] : figures) writer_.SetCounter(name, value);
   for (const NamedNumber& number : status.numbers) {

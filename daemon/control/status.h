@@ -83,6 +83,32 @@ struct NodeStatus {
   bool AllThreadsAnswered() const { return std::ranges::all_of(threads, &ThreadStatus::answered); }
 };
 
+// Sums over the whole node, of the peers known now.
+struct NodeTotals {
+  uint64_t engines_up = 0, sockets = 0, loops = 0;
+  uint64_t sent_messages = 0, sent_bytes = 0, received_messages = 0, received_bytes = 0;
+  uint64_t ok = 0, failed = 0, unknown = 0;  // Operations.
+};
+
+inline NodeTotals TotalsOf(const NodeStatus& status) {
+  NodeTotals totals;
+  for (const ThreadStatus& thread : status.threads) {
+    totals.sockets += thread.snapshot.sockets.size();
+    totals.loops += thread.snapshot.loops;
+    for (const io::EngineSnapshot& engine : thread.snapshot.engines) {
+      totals.engines_up += engine.state == "up" ? 1 : 0;
+      totals.sent_messages += engine.sent_messages;
+      totals.sent_bytes += engine.sent_bytes;
+      totals.received_messages += engine.received_messages;
+      totals.received_bytes += engine.received_bytes;
+      totals.ok += engine.operations_ok;
+      totals.failed += engine.operations_failed;
+      totals.unknown += engine.operations_unknown;
+    }
+  }
+  return totals;
+}
+
 // Where the picture comes from. Thread: control.
 class StatusSource {
  public:

@@ -89,30 +89,6 @@ Json ThreadsJson(const NodeStatus& status) {
   return rows;
 }
 
-struct Totals {
-  uint64_t engines_up = 0, sockets = 0;
-  uint64_t sent_messages = 0, sent_bytes = 0, received_messages = 0, received_bytes = 0;
-  uint64_t ok = 0, failed = 0, unknown = 0;
-};
-
-Totals Add(const NodeStatus& status) {
-  Totals totals;
-  for (const ThreadStatus& thread : status.threads) {
-    totals.sockets += thread.snapshot.sockets.size();
-    for (const auto& engine : thread.snapshot.engines) {
-      totals.engines_up += engine.state == "up" ? 1 : 0;
-      totals.sent_messages += engine.sent_messages;
-      totals.sent_bytes += engine.sent_bytes;
-      totals.received_messages += engine.received_messages;
-      totals.received_bytes += engine.received_bytes;
-      totals.ok += engine.operations_ok;
-      totals.failed += engine.operations_failed;
-      totals.unknown += engine.operations_unknown;
-    }
-  }
-  return totals;
-}
-
 struct Found {
   const io::EngineSnapshot* engine = nullptr;
   const PeerStatus* peer = nullptr;
@@ -193,7 +169,7 @@ Health HealthOf(const NodeStatus& status) {
 Json StatusJson(const NodeStatus& status) {
   const DaemonStatus& daemon = status.daemon;
   const Health health = HealthOf(status);
-  const Totals totals = Add(status);
+  const NodeTotals totals = TotalsOf(status);
   uint64_t pool_bytes = 0;
   for (const ClientStatus& client : status.clients) pool_bytes += client.pool_bytes;
   return {{"healthy", health.ok},
