@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Medians of the rounds of scripts/bench idle, as a table and as JSON."""
 
-import argparse
-
 import table
 
 FIGURES = ("seconds", "cpu_percent_of_core", "sockets", "connects_per_s", "pss_bytes_per_socket", "rss_bytes_per_socket")
@@ -25,11 +23,8 @@ def goals(rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", required=True)
-    parser.add_argument("--json")
-    options = parser.parse_args()
-    rows = list(table.medians(table.read_rows(options.rows), FIGURES))
+    runs, json_file = table.arguments(__doc__)
+    rows = list(table.medians(runs, FIGURES))
     about, reached = table.machine(), goals(rows)
     table.print_machine(about, f"Rounds: {rows[0]['rounds']}; medians, with the lowest and highest.")
     table.print_rows(("workload", "system", "% of a core", "lowest", "highest"),
@@ -42,7 +37,7 @@ def main():
                       for row in rows if row["workload"] == "sockets"])
     print(NOTES)
     table.print_goals(reached)
-    table.write_json(options.json, "idle", about, rows, reached)
+    table.write_json(json_file, "idle", about, rows, reached)
 
 
 if __name__ == "__main__":

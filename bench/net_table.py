@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Medians of the rounds of scripts/bench net, as a table and as JSON."""
 
-import argparse
 import os
 
 import table
@@ -42,11 +41,8 @@ def goals(rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", required=True)
-    parser.add_argument("--json")
-    options = parser.parse_args()
-    rows = list(table.medians([figures(run) for run in table.read_rows(options.rows)], FIGURES))
+    runs, json_file = table.arguments(__doc__)
+    rows = list(table.medians([figures(run) for run in runs], FIGURES))
     about, reached = table.machine(), goals(rows)
 
     table.print_machine(about, f"Medians of {rows[0]['rounds']} rounds, with the lowest and highest rate.")
@@ -57,7 +53,7 @@ def main():
           table.text(row.get("p99_us")), table.text(row["cpu_s_per_million"], 2), table.text(row["peak_rss_mb"], 0)) for row in rows])
     print(NOTES)
     table.print_goals(reached)
-    table.write_json(options.json, "net", about, rows, reached)
+    table.write_json(json_file, "net", about, rows, reached)
 
 
 if __name__ == "__main__":

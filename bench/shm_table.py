@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Medians of the rounds of scripts/bench shm, as a table and as JSON."""
 
-import argparse
-
 import table
 
 FIGURES = ("p50_us", "mean_us", "p99_us", "operations_per_s", "mean_operations_per_s", "gb_per_s")
@@ -38,11 +36,8 @@ def goals(rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", required=True)
-    parser.add_argument("--json")
-    options = parser.parse_args()
-    rows = sorted(table.medians(table.read_rows(options.rows), FIGURES),
+    runs, json_file = table.arguments(__doc__)
+    rows = sorted(table.medians(runs, FIGURES),
                   key=lambda row: (row["workload"].startswith("rate"), len(row["workload"]), row["workload"],
                                    ORDER[row["system"]]))
     about, reached = table.machine(), goals(rows)
@@ -56,7 +51,7 @@ def main():
                        table.text(row["gb_per_s"], 3)) for row in rows if row not in trips])
     print(NOTES)
     table.print_goals(reached)
-    table.write_json(options.json, "shm", about, rows, reached)
+    table.write_json(json_file, "shm", about, rows, reached)
 
 
 if __name__ == "__main__":

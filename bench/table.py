@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tables of scripts/bench share: the machine, medians of rounds, goals, and the JSON."""
 
+import argparse
 import json
 import os
 import platform
@@ -14,9 +15,14 @@ def machine():
             "load_1min": os.getloadavg()[0]}
 
 
-def read_rows(path):
-    with open(path, encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+def arguments(description):
+    """The rows that the command line names, and the file for the JSON or None."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rows", required=True)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    with open(options.rows, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines], options.json
 
 
 def medians(runs, figures):
