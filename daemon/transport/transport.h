@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "shm_proto/base/result.h"
 
@@ -160,6 +162,59 @@ class Transport {
     (void)now_ns;
     return ~uint64_t{0};
   }
+};
+
+// What a queue pair of a fabric is called by its peer. The bytes mean something to the fabric that
+// made them only; they travel over another connection.
+struct Endpoint {
+  uint8_t size = 0;
+  std::array<std::byte, 63> bytes{};
+};
+
+// A queue pair that another connection joins to its peer: each end is told the other's endpoint.
+class FabricQueuePair : public QueuePair {
+ public:
+  virtual Endpoint local_endpoint() const = 0;
+
+  // Once. Receives should be posted before, since the peer may send at once. Fails when the peer's
+  // endpoint makes no sense here or cannot be reached; the queue pair is then to be destroyed.
+  virtual Result<> Connect(const Endpoint& peer) = 0;
+};
+
+// Memory that a NIC has been told of, with what it knows it by.
+struct Region {
+  std::byte* address;
+  uint64_t bytes;
+  uint32_t local_key;   // To send from.
+  uint32_t remote_key;  // For the peer, to write into.
+};
+
+// By address; no two overlap.
+using Regions = std::vector<Region>;
+
+// A network beside the connection that carried the handshake, as RDMA is beside TCP. A queue pair
+// here may name memory that stands in the regions or that it was made with, and no other.
+class Fabric : public Transport {
+ public:
+  // `own_memory` is what frames are written into and receives are posted from; it stays put until
+  // the queue pair is destroyed.
+  virtual Result<std::unique_ptr<FabricQueuePair>> Create(const QueuePairLimits& limits,
+                                                          std::span<std::byte> own_memory,
+                                                          void* context) = 0;
+
+  // Replaces all regions. Those left out are named by nothing in flight.
+  virtual void SetRegions(std::shared_ptr<const Regions> regions) = 0;
+};
+
+// Tells the NIC of memory and publishes the regions to every fabric. Takes milliseconds: never
+// called on an I/O thread. Thread: any, one at a time.
+class MemoryRegistry {
+ public:
+  virtual ~MemoryRegistry() = default;
+  // Fails when the NIC or the limit on locked memory refuses; says which and what to do.
+  virtual Result<> Register(std::byte* address, uint64_t bytes) = 0;
+  // Idempotent. No queue pair names the memory any more.
+  virtual void Deregister(std::byte* address) = 0;
 };
 
 }  // namespace sluice::transport
