@@ -24,6 +24,8 @@ SKIP_STATUS = 77
 # itself. An entry that ends in .h is that one header.
 LAYERS = {
     "shm_proto/": [],
+    "p4_scheduler/packet/": ["shm_proto/base/"],
+    "p4_scheduler/core/": ["shm_proto/base/", "p4_scheduler/packet/"],
     "libclient/": ["shm_proto/", "p4_scheduler/packet/"],
     "daemon/memory/": ["shm_proto/"],
     "daemon/sched/": ["shm_proto/"],
@@ -41,11 +43,16 @@ LAYERS = {
     "daemon/control/": ["shm_proto/", "daemon/"],
     "daemon/ctl/": ["shm_proto/"],
     "daemon/main.cc": ["shm_proto/", "daemon/"],
-    "tests/": ["shm_proto/", "daemon/", "libclient/", "tests/"],
-    "bench/": ["shm_proto/", "daemon/", "libclient/", "tests/"],
+    "tests/": ["shm_proto/", "daemon/", "libclient/", "p4_scheduler/", "tests/"],
+    "bench/": ["shm_proto/", "daemon/", "libclient/", "p4_scheduler/", "tests/"],
 }
 # A unit test of the daemon may use any part of the daemon; of the library, any part of the library.
-TEST_LAYERS = {"shm_proto/": ["shm_proto/"], "daemon/": ["shm_proto/", "daemon/"], "libclient/": ["shm_proto/"]}
+TEST_LAYERS = {
+    "shm_proto/": ["shm_proto/"],
+    "p4_scheduler/": ["shm_proto/base/", "p4_scheduler/"],
+    "daemon/": ["shm_proto/", "daemon/"],
+    "libclient/": ["shm_proto/"],
+}
 TEST_FILE = re.compile(r"(_test|_testing|test_[a-z_]+)\.(cc|h)$")
 
 # Files outside shm_proto that may use atomics, and why a queue or a mutex does not do.
