@@ -19,11 +19,6 @@ constexpr uint64_t kScanIntervalNs = 20 * kNsPerMs;       // While sockets are o
 constexpr uint64_t kIdleScanIntervalNs = 500 * kNsPerMs;  // Ten thousand idle sockets cost little.
 constexpr uint64_t kMinTickNs = 10 * kNsPerMs;            // Tick() need not come more often.
 
-// Receive requests of our own for one path: contiguous memory, one slot each.
-transport::ReceiveRequest ReceiveSlot(std::byte* memory, uint32_t index, uint32_t bytes) {
-  return {index, memory + size_t{index} * bytes, bytes, 0};
-}
-
 }  // namespace
 
 Engine::Engine(PeerId peer, std::string name, SocketTable& sockets, EngineHost& host,
@@ -34,15 +29,14 @@ Engine::Engine(PeerId peer, std::string name, SocketTable& sockets, EngineHost& 
       host_(host),
       limits_(limits),
       tunables_(tunables),
-      chain_(limits.send_queue_depth),
-      window_(tunables.send_window_bytes) {
-  consumed_.reserve(limits.receive_depth);
-}
+      wire_(limits),
+      fabric_(limits),
+      window_(tunables.send_window_bytes) {}
 
 Engine::~Engine() = default;
 
 Engine::State Engine::state() const {
-  if (queue_pair_ && !path_broken_) return State::kUp;
+  if (path_->usable()) return State::kUp;
   return session_alive_ ? State::kLost : State::kConnecting;
 }
 
@@ -58,39 +52,43 @@ bool Engine::OnPathUp(std::unique_ptr<transport::QueuePair> queue_pair,
   now_ns_ = now_ns;
   const bool same_session = session_alive_ && session.session == session_.session;
   if (session.resumed && !same_session) return false;
-  if (queue_pair_) {  // The peer lost the old path before we noticed; the new one replaces it.
-    path_broken_ = true;
-    break_reason_ = "replaced by a new path";
-    LosePath();
+  if (wire_.queue_pair) {  // The peer lost the old path before we noticed; the new one replaces it.
+    wire_.Break("replaced by a new path");
+    LoseWire();
   }
   if (session_alive_ && !same_session) SessionOver(ECONNRESET, "the peer daemon restarted");
 
   session_ = session;
   session_alive_ = true;
-  queue_pair_ = std::move(queue_pair);
-  credits_ = SendCredits(session.peer_receive_depth);
-  returns_ = CreditReturns(limits_.receive_depth);
-  if (!receive_memory_) {
-    receive_memory_ = std::make_unique_for_overwrite<std::byte[]>(size_t{limits_.receive_depth} *
-                                                                  limits_.receive_bytes);
-  }
-  consumed_.clear();
-  for (uint32_t i = 0; i < limits_.receive_depth; ++i) {
-    consumed_.push_back(ReceiveSlot(receive_memory_.get(), i, limits_.receive_bytes));
-  }
-  PostReceives();
-  last_heard_ns_ = now_ns;
-  next_keepalive_ns_ = now_ns + tunables_.keepalive_interval_ns;
-  peer_keepalive_ = 0;
+  wire_.Prepare(session.peer_receive_depth);
+  wire_.queue_pair = std::move(queue_pair);
+  if (auto posted = wire_.PostReceives(); !posted)
+    wire_.Break("posting receives: " + posted.error().message);
+  last_heard_ns_ = wire_.last_heard_ns = now_ns;
+  wire_.next_keepalive_ns = now_ns + tunables_.keepalive_interval_ns;
   ++counters_.paths;
   if (!session.resumed) ++counters_.sessions;
-  StartResume();
+  BeginOnWire();
   return true;
+}
+
+// First words on a new wire path.
+void Engine::BeginOnWire() {
+  if (session_.resumed && MayUseFabric()) {
+    wire_.Say(wire::FrameType::kPath, 0, path_ == &fabric_ ? fabric_attempt_ : 0);
+    if (path_ == &fabric_) return;  // Nothing has changed for the messages.
+    awaiting_marker_ = true;
+  } else {
+    settle_ns_ = tunables_.fabric_settle_ns;
+    changed_path_ = false;
+  }
+  if (fabric_step_ == FabricStep::kNone) next_fabric_ns_ = now_ns_;
+  StartResume(!session_.resumed);
 }
 
 void Engine::OnPathFailed(bool definite, int error, uint64_t now_ns) {
   now_ns_ = now_ns;
-  if (!definite || queue_pair_) return;
+  if (!definite || path_->queue_pair) return;
   for (Socket* socket = all_.Front(); socket != nullptr;) {
     Socket* next = all_.Next(*socket);
     if (socket->state == SocketState::kOpening) {
@@ -101,60 +99,74 @@ void Engine::OnPathFailed(bool definite, int error, uint64_t now_ns) {
   }
 }
 
-void Engine::BreakPath(std::string reason) {
-  if (path_broken_ || !queue_pair_) return;
-  path_broken_ = true;
-  break_reason_ = std::move(reason);
-}
+void Engine::BreakPath(std::string reason) { path_->Break(std::move(reason)); }
 
 // Outside the completion loop: destroying the queue pair is the fence after which no memory of ours
-// is touched.
-void Engine::LosePath() {
-  queue_pair_.reset();
-  path_broken_ = false;
-  resuming_ = false;
-  bundle_ = nullptr;
-  bundle_slot_ = nullptr;
-  control_.clear();
-  first_ack_ns_ = 0;
-  chain_.Clear([this](const ChainSlot& slot) { ReleaseSlot(slot, true); });
-  for (Socket* socket = all_.Front(); socket != nullptr;) {
-    Socket* next = all_.Next(*socket);
-    ForgetPathState(*socket);
-    if (socket->silent && socket->state != SocketState::kIncoming) {
-      Retire(*socket);  // The fence is all that it waited for.
-    } else {
+// is touched. A fabric that is up carries on alone; one that was being joined goes too.
+void Engine::LoseWire() {
+  if (fabric_.queue_pair && fabric_step_ != FabricStep::kUp) {
+    fabric_.Break("the connection that it was joined over broke");
+    fabric_.TakeDown([this](const ChainSlot& slot) { ReleaseSlot(slot, true); });
+    SettleFabric();
+  }
+  wire_.TakeDown([this](const ChainSlot& slot) { ReleaseSlot(slot, true); });
+  awaiting_marker_ = false;
+  if (path_ == &wire_) {
+    PathsGone();
+  } else {
+    for (Socket* socket = all_.Front(); socket != nullptr;) {
+      Socket* next = all_.Next(*socket);
       FinishAcknowledged(*socket);
       MaybeRetire(*socket);
+      socket = next;
     }
+  }
+  host_.PathLost(*this, false, wire_.reason);
+}
+
+// Requires that no queue pair is left.
+void Engine::PathsGone() {
+  LeavePath(nullptr);
+  resuming_ = false;
+  for (Socket* socket = all_.Front(); socket != nullptr;) {
+    Socket* next = all_.Next(*socket);
+    // The fence is all that it waited for.
+    if (socket->silent && socket->state != SocketState::kIncoming) Retire(*socket);
     socket = next;
   }
-  host_.PathLost(*this, false, break_reason_);
-  if (std::exchange(peer_said_goodbye_, false)) SessionOver(ESHUTDOWN, break_reason_);
 }
 
 void Engine::SayGoodbye(uint64_t now_ns) {
   now_ns_ = now_ns;
-  if (goodbye_ || !queue_pair_) return;
+  if (goodbye_ || !path_->queue_pair) return;
   goodbye_ = true;
   Queue(wire::FrameType::kGoodbye, 0, 0, 0, 0);
 }
 
 void Engine::EndSession(int error, const std::string& reason, uint64_t now_ns) {
   now_ns_ = now_ns;
-  if (queue_pair_) {
-    path_broken_ = true;
-    break_reason_ = reason;
-    LosePath();
+  if (fabric_.queue_pair) {
+    fabric_.TakeDown([this](const ChainSlot& slot) { ReleaseSlot(slot, true); });
+    fabric_.reason = reason;
+    SettleFabric();
+    path_ = &wire_;
+    if (!wire_.queue_pair) PathsGone();
+  }
+  if (wire_.queue_pair) {
+    wire_.reason = reason;
+    LoseWire();
   }
   if (session_alive_) SessionOver(error, reason);
 }
 
 // Requires the path to be gone.
 void Engine::SessionOver(int error, const std::string& reason) {
-  SLUICE_CHECK(!queue_pair_, "a session ends after its path");
+  SLUICE_CHECK(!wire_.queue_pair && !fabric_.queue_pair, "a session ends after its paths");
   session_alive_ = false;
-  receive_memory_.reset();  // The peer may never come back.
+  peer_said_goodbye_ = false;
+  next_fabric_ns_ = ~uint64_t{0};
+  wire_.FreeMemory();  // The peer may never come back.
+  fabric_.FreeMemory();
   for (Socket* socket = all_.Front(); socket != nullptr;) {
     Socket* next = all_.Next(*socket);
     EndOperations(*socket, error, false);
@@ -181,38 +193,41 @@ void Engine::SessionOver(int error, const std::string& reason) {
   host_.PathLost(*this, true, reason);
 }
 
-void Engine::PostReceives() {
-  if (consumed_.empty()) return;
-  auto posted = queue_pair_->PostReceive(consumed_);
-  consumed_.clear();
-  if (!posted) BreakPath("posting receives: " + posted.error().message);
-}
-
 // --- completions ---
 
 void Engine::OnCompletion(const transport::Completion& completion, uint64_t now_ns) {
   now_ns_ = now_ns;
-  if (path_broken_ || !queue_pair_) return;  // The path's end flushes everything at once.
+  Receive(wire_, completion);
+}
+
+void Engine::OnFabricCompletion(const transport::Completion& completion, uint64_t now_ns) {
+  now_ns_ = now_ns;
+  Receive(fabric_, completion);
+}
+
+void Engine::Receive(Path& path, const transport::Completion& completion) {
+  if (!path.usable()) return;  // The path's end flushes everything at once.
   acks_stalled_ = false;
   if (completion.kind == transport::CompletionKind::kDisconnected)
-    return BreakPath(queue_pair_->reason());
+    return path.Break(path.queue_pair->reason());
   if (completion.status != transport::Status::kOk) return;  // kDisconnected follows.
   switch (completion.kind) {
     case transport::CompletionKind::kSent:
-      SLUICE_CHECK(chain_.Complete(completion.id,
-                                   [this](const ChainSlot& slot) { ReleaseSlot(slot, false); }),
+      SLUICE_CHECK(path.chain.Complete(completion.id,
+                                       [this](const ChainSlot& slot) { ReleaseSlot(slot, false); }),
                    "a transport completes only what is in flight");
       return;
     case transport::CompletionKind::kReceived:
     case transport::CompletionKind::kWritten:
-      last_heard_ns_ = now_ns;
-      SLUICE_CHECK(completion.id < limits_.receive_depth, "a receive completes under its own id");
-      if (!returns_.OnConsumed()) return BreakPath("the peer sent without a credit");
-      consumed_.push_back(ReceiveSlot(receive_memory_.get(), static_cast<uint32_t>(completion.id),
-                                      limits_.receive_bytes));
-      if (completion.kind == transport::CompletionKind::kWritten)
-        return OnWritten(completion.immediate);
-      return OnReceived({completion.data, completion.bytes});
+      last_heard_ns_ = path.last_heard_ns = now_ns_;
+      if (&path == &fabric_ && fabric_step_ == FabricStep::kSwitching)
+        return early_.push_back(completion);  // A few of the receives that are posted.
+      if (!path.returns.OnConsumed()) return path.Break("the peer sent without a credit");
+      path.OnConsumed(completion.id);
+      if (completion.kind == transport::CompletionKind::kReceived)
+        return OnReceived(path, {completion.data, completion.bytes});
+      if (&path != path_ || awaiting_marker_) return void(++counters_.stale_frames);
+      return OnWritten(completion.immediate);
     case transport::CompletionKind::kDisconnected: return;
   }
 }
@@ -336,7 +351,7 @@ Socket* Engine::Open(void* owner, uint64_t token, uint16_t service, uint64_t now
   socket->deadline_ns = now_ns + tunables_.connect_timeout_ns;
   all_.Push(*socket);
   next_scan_ns_ = std::min(next_scan_ns_, now_ns + kScanIntervalNs);
-  if (queue_pair_ && !path_broken_ && !resuming_) {
+  if (path_->queue_pair && !path_->broken && !resuming_) {
     socket->open_sent = true;
     Queue(wire::FrameType::kOpen, 0, service, 0, id);
   }
@@ -350,12 +365,13 @@ void Engine::Accept(Socket& socket, void* owner, uint64_t listener) {
   socket.state = SocketState::kOpen;
   socket.unconfirmed = true;
   --incoming_;
-  if (queue_pair_ && !resuming_) Queue(wire::FrameType::kOpened, socket.remote_id, 0, 0, socket.id);
+  if (path_->queue_pair && !resuming_)
+    Queue(wire::FrameType::kOpened, socket.remote_id, 0, 0, socket.id);
 }
 
 void Engine::Refuse(Socket& socket, int error) {
   SLUICE_CHECK(socket.state == SocketState::kIncoming, "only an incoming socket is refused");
-  if (queue_pair_ && !resuming_) {
+  if (path_->queue_pair && !resuming_) {
     Queue(wire::FrameType::kRefused, socket.remote_id, 0, 0, static_cast<uint32_t>(error));
   }
   Retire(socket);
@@ -379,7 +395,8 @@ void Engine::Close(Socket& socket) {
 }
 
 void Engine::StartClose(Socket& socket) {
-  if (socket.close_sent || !queue_pair_ || resuming_) return;  // OnResumed() comes back to it.
+  if (socket.close_sent || !path_->queue_pair || resuming_)
+    return;  // OnResumed() comes back to it.
   socket.close_sent = true;
   socket.deadline_ns = now_ns_ + kAnswerTimeoutNs;
   QueueAck(socket);
@@ -404,7 +421,7 @@ void Engine::Abort(Socket& socket) {
   EndOperations(socket, ECANCELED, true);
   ready_.Remove(socket);
   DropReady(socket);
-  if (!queue_pair_ && !session_alive_) return Retire(socket);
+  if (!path_->queue_pair && !session_alive_) return Retire(socket);
   switch (socket.state) {
     case SocketState::kOpening:
       socket.deadline_ns = now_ns_ + kAnswerTimeoutNs;
@@ -415,7 +432,7 @@ void Engine::Abort(Socket& socket) {
     case SocketState::kClosing:
       socket.state = SocketState::kClosing;
       socket.close_error = ECONNRESET;
-      if (!queue_pair_)
+      if (!path_->queue_pair)
         return Retire(
             socket);  // Nothing touches its memory; the peer learns of it when it resumes.
       StartClose(socket);
@@ -469,7 +486,7 @@ void Engine::Retire(Socket& socket) {
 void Engine::Retry(Socket& socket) {
   socket.waits_memory = false;
   DeliverReady(socket);
-  if (queue_pair_) FillLandings(socket);
+  if (path_->queue_pair) FillLandings(socket);
   MaybeRetire(socket);
 }
 
@@ -482,7 +499,9 @@ void Engine::Tick(uint64_t now_ns) {
   // well above that is absence.
   const uint64_t absence_ns = std::max(tunables_.keepalive_timeout_ns / 2, 2 * kMinTickNs);
   if (last_tick_ns_ != 0 && now_ns - last_tick_ns_ > absence_ns) {
-    last_heard_ns_ = std::max(last_heard_ns_, now_ns - tunables_.keepalive_interval_ns);
+    const uint64_t lately_ns = now_ns - tunables_.keepalive_interval_ns;
+    for (uint64_t* heard_ns : {&last_heard_ns_, &wire_.last_heard_ns, &fabric_.last_heard_ns})
+      *heard_ns = std::max(*heard_ns, lately_ns);
   }
   last_tick_ns_ = now_ns;
 
@@ -490,15 +509,28 @@ void Engine::Tick(uint64_t now_ns) {
     Scan(now_ns);
   }
   if (!session_alive_) return;
-  // Any byte is a sign of life, also of a message that takes long to be whole.
-  if (queue_pair_) last_heard_ns_ = std::max(last_heard_ns_, queue_pair_->last_heard_ns());
-  if (now_ns - last_heard_ns_ > tunables_.keepalive_timeout_ns) {
-    return EndSession(ETIMEDOUT, "the peer daemon was silent for the keepalive timeout", now_ns);
+  KeepPathsAlive();
+}
+
+void Engine::KeepPathsAlive() {
+  for (Path* path : {&wire_, &fabric_}) {
+    if (!path->usable()) continue;
+    // Any byte is a sign of life, also of a message that takes long to be whole.
+    path->last_heard_ns = std::max(path->last_heard_ns, path->queue_pair->last_heard_ns());
+    last_heard_ns_ = std::max(last_heard_ns_, path->last_heard_ns);
   }
-  if (queue_pair_ && !path_broken_ && now_ns >= next_keepalive_ns_) {
-    next_keepalive_ns_ = now_ns + tunables_.keepalive_interval_ns;
-    Queue(wire::FrameType::kKeepalive, 0, ++keepalive_sequence_, 0, 0);
-    ++counters_.keepalives_sent;
+  if (now_ns_ - last_heard_ns_ > tunables_.keepalive_timeout_ns) {
+    return EndSession(ETIMEDOUT, "the peer daemon was silent for the keepalive timeout", now_ns_);
+  }
+  for (Path* path : {&wire_, &fabric_}) {
+    if (!path->usable() || (path == &fabric_ && path_ != &fabric_)) continue;
+    if (now_ns_ - path->last_heard_ns > tunables_.keepalive_timeout_ns) {
+      path->Break("the peer was silent on this path for the keepalive timeout");
+    } else if (now_ns_ >= path->next_keepalive_ns) {
+      path->next_keepalive_ns = now_ns_ + tunables_.keepalive_interval_ns;
+      path->Say(wire::FrameType::kKeepalive, ++path->keepalive_sequence, 0);
+      ++counters_.keepalives_sent;
+    }
   }
 }
 
@@ -536,7 +568,7 @@ uint64_t Engine::NextDeadlineNs() const {
     const uint64_t tick_ns = std::max(tunables_.keepalive_interval_ns, kMinTickNs);
     deadline_ns = std::min(deadline_ns, last_tick_ns_ + tick_ns);
   }
-  return deadline_ns;
+  return std::min(deadline_ns, next_fabric_ns_);
 }
 
 }  // namespace sluice

@@ -10,11 +10,10 @@
 #include "daemon/engine/containers.h"
 #include "daemon/engine/host.h"
 #include "daemon/engine/latency.h"
-#include "daemon/engine/request_chain.h"
+#include "daemon/engine/path.h"
 #include "daemon/engine/session.h"
 #include "daemon/engine/socket.h"
 #include "daemon/engine/wire.h"
-#include "daemon/sched/credits.h"
 #include "daemon/sched/send_window.h"
 #include "daemon/transport/transport.h"
 
@@ -26,19 +25,21 @@ struct EngineCounters {
   uint64_t window_stalls = 0, credit_stalls = 0, queue_stalls = 0, landing_waits = 0;
   uint64_t operations_ok = 0, operations_failed = 0, operations_unknown = 0;
   uint64_t grants_used = 0, stale_frames = 0, sessions = 0, paths = 0;
+  uint64_t fabric_paths = 0, fabric_failures = 0;
   LatencyCounts operations;  // From Send() to the end, of those that ended OK.
 };
 
-// One peer daemon (and lane): sockets multiplexed over one path, which is a queue pair of whatever
-// transport. Frames, rendezvous, flow control, acknowledgements, keepalive, and what survives when
-// the path or the session dies.
+// One peer daemon (and lane): sockets multiplexed over one path at a time, which is a queue pair of
+// whatever transport. Frames, rendezvous, flow control, acknowledgements, keepalive, and what
+// survives when the path or the session dies. The wire path (TCP) is always there; where both ends
+// have a fabric (RDMA) the messages move to that, and back when it fails (fabric_path.cc).
 //
 // A session begins with the first path and ends when the peer restarts, says goodbye, or stays
 // silent for the keepalive timeout; all sockets die with it. Losing a path does not end it: the
 // next path resumes, and each end sends again only what the other has not got.
 //
 // Pure logic: no system call; time is an argument; the queue pair, the sockets' owners and the
-// control thread are behind interfaces. Thread: its I/O thread's. Owns its queue pair, its
+// control thread are behind interfaces. Thread: its I/O thread's. Owns its queue pairs, its
 // operations and landings; sockets live in the thread's table. Allocates: in steady state never.
 class Engine {
  public:
@@ -59,10 +60,16 @@ class Engine {
   // Sends kGoodbye; the session ends once it is out.
   void SayGoodbye(uint64_t now_ns);
   void EndSession(int error, const std::string& reason, uint64_t now_ns);
+  // The host's fabric is there now, or is another.
+  void OnFabricChanged(uint64_t now_ns);
+  // The fabric is about to go: afterwards no queue pair of this engine is on it.
+  void LeaveFabric(const std::string& reason, uint64_t now_ns);
 
   // --- the loop ---
 
+  // Of the wire path's queue pair, and of the fabric's.
   void OnCompletion(const transport::Completion& completion, uint64_t now_ns);
+  void OnFabricCompletion(const transport::Completion& completion, uint64_t now_ns);
   // Posts what may go out now. Acknowledgements wait for company for a while. True: posted.
   bool Flush(uint64_t now_ns);
   // Keepalive, deadlines, idle grants. Cheap; every few milliseconds.
@@ -109,13 +116,20 @@ class Engine {
   bool session_alive() const { return session_alive_; }
   const EngineCounters& counters() const { return counters_; }
   const SendWindow& window() const { return window_; }
-  uint32_t credits() const { return credits_.available(); }
+  uint32_t credits() const { return path_->credits.available(); }
   size_t socket_count() const { return all_.size(); }
-  const char* transport_kind() const { return queue_pair_ ? queue_pair_->kind() : "none"; }
+  const char* transport_kind() const {
+    return path_->queue_pair ? path_->queue_pair->kind() : "none";
+  }
+  // Why messages do not take the fabric, where they could; empty: they do, or never tried.
+  const std::string& fabric_reason() const { return fabric_.reason; }
+  bool on_fabric() const { return path_ == &fabric_; }
   uint64_t last_heard_ns() const { return last_heard_ns_; }
   bool has_unfinished_sends() const { return operations_.live() > 0; }
   // Nothing of ours waits to be sent or to be confirmed by the transport.
-  bool Quiet() const { return !queue_pair_ || (control_.empty() && chain_.InFlight() == 0); }
+  bool Quiet() const {
+    return !path_->queue_pair || (control_.empty() && path_->chain.InFlight() == 0);
+  }
   // Which control holds back the sockets that want to send: "nothing", "window", "credits",
   // "queue", "peer".
   const char* LimitedBy() const { return limited_by_; }
@@ -128,10 +142,16 @@ class Engine {
     uint32_t landing = 0;
   };
   enum class Turn { kMore, kNothing, kBlocked };
+  // How far the fabric path is; see the top of fabric_path.cc.
+  enum class FabricStep { kNone, kOffered, kAnswered, kProbing, kSwitching, kUp };
 
   // engine.cc: paths, sessions, sockets' life.
-  void LosePath();
+  void BeginOnWire();
+  void LoseWire();
+  void PathsGone();
+  void KeepPathsAlive();
   void BreakPath(std::string reason);
+  void Receive(Path& path, const transport::Completion& completion);
   void ReleaseSlot(const ChainSlot& slot, bool on_path_end);
   void FinishOperation(Socket& socket, SendOperation& operation, Outcome outcome, int error);
   void FinishAcknowledged(Socket& socket);
@@ -145,9 +165,9 @@ class Engine {
   void Scan(uint64_t now_ns);
   void StartClose(Socket& socket);
   void Reset(Socket& socket, int error);
-  void PostReceives();
 
   // send_path.cc
+  void WriteMessages();
   void Queue(wire::FrameType type, uint32_t socket, uint64_t sequence, uint64_t length,
              uint32_t argument, uint32_t landing = 0);
   bool WriteControl();
@@ -166,8 +186,8 @@ class Engine {
   bool WithinPeerWindow(const Socket& socket, const SendOperation& operation) const;
 
   // receive_path.cc
-  void OnReceived(std::span<const std::byte> bytes);
-  void OnFrame(const wire::FrameHeader& header, std::span<const std::byte> payload);
+  void OnReceived(Path& path, std::span<const std::byte> bytes);
+  void OnFrame(Path& path, const wire::FrameHeader& header, std::span<const std::byte> payload);
   void OnSocketFrame(Socket& socket, const wire::FrameHeader& header,
                      std::span<const std::byte> payload);
   void OnOpen(const wire::FrameHeader& header);
@@ -200,11 +220,27 @@ class Engine {
   void OweAck(Socket& socket);
 
   // resume.cc
-  void StartResume();
+  void StartResume(bool first);
   void OnResume(const wire::FrameHeader& header);
   void OnResumed();
-  void ForgetPathState(Socket& socket);
+  void ForgetPathState(Socket& socket, transport::QueuePair* living);
   void Reoffer(Socket& socket);
+
+  // fabric_path.cc
+  bool MayUseFabric() const;
+  bool IsFabricInitiator() const;
+  void StepFabric();
+  Result<transport::Endpoint> MakeFabricQueuePair();
+  void SettleFabric();
+  void OnPathFrame(Path& path, const wire::FrameHeader& header, std::span<const std::byte> payload);
+  void OnFabricOffer(uint32_t attempt, const transport::Endpoint& peer);
+  void OnFabricAnswer(uint32_t attempt, const transport::Endpoint* peer);
+  void OnFabricProbe();
+  void OnPathMark(uint32_t attempt);
+  void SwitchToFabric();
+  void LoseFabric();
+  void FallToWire();
+  void LeavePath(transport::QueuePair* living);
 
   const PeerId peer_;
   const std::string name_;
@@ -213,26 +249,29 @@ class Engine {
   const LocalLimits limits_;
   Tunables tunables_;
 
-  std::unique_ptr<transport::QueuePair> queue_pair_;
+  Path wire_;
+  Path fabric_;
+  Path* path_ = &wire_;  // Carries the messages.
   SessionParameters session_;
   bool session_alive_ = false;
-  bool path_broken_ = false;  // To be taken down at the next Flush(), outside the completion loop.
   bool
       resuming_ = false;  // Own kResume frames are out, the peer's kResumed is not in: no data yet.
-  bool goodbye_ = false;  // Ours was queued.
+  bool changed_path_ = false;  // In this session: what is said may have been said before.
+  bool goodbye_ = false;       // Ours was queued.
   bool peer_said_goodbye_ = false;
-  std::string break_reason_;
 
-  RequestChain chain_;
+  FabricStep fabric_step_ = FabricStep::kNone;
+  uint32_t fabric_attempt_ = 0;
+  transport::FabricQueuePair* joining_ = nullptr;  // fabric_.queue_pair, while it is not up.
+  uint64_t next_fabric_ns_ = ~uint64_t{0};         // When StepFabric() has something to do.
+  uint64_t fabric_up_ns_ = 0;
+  uint64_t settle_ns_ = 0;
+  bool awaiting_marker_ = false;  // We fell to the wire; until the peer says that it knows, what
+                                  // it says there is void.
+  std::vector<transport::Completion> early_;  // On the fabric, ahead of the peer's kPath.
+
   SendWindow window_;
-  SendCredits credits_;
-  CreditReturns returns_;
-  std::unique_ptr<std::byte[]>
-      receive_memory_;  // receive_depth slots of receive_bytes, for the queue pair; of a session.
-  std::vector<transport::ReceiveRequest> consumed_;  // To be posted again, as one list.
   Fifo<ControlFrame> control_;
-  transport::SendRequest* bundle_ = nullptr;  // The SEND that still takes frames.
-  ChainSlot* bundle_slot_ = nullptr;
 
   RoundRobin<Socket, &Socket::ready_link> ready_;
   RoundRobin<Socket, &Socket::ack_link> acks_;
@@ -246,14 +285,11 @@ class Engine {
   uint64_t last_heard_ns_ = 0;
   uint64_t last_tick_ns_ = 0;
   uint64_t next_scan_ns_ = 0;  // When to look at every socket's deadline.
-  uint64_t next_keepalive_ns_ = 0;
   uint64_t first_ack_ns_ = 0;  // When the oldest owed acknowledgement became owed; 0: none.
   uint32_t unacknowledged_messages_ = 0;  // That arrived since acknowledgements were last written.
   bool acks_stalled_ = false;  // They need a completion first, which wakes the loop: no deadline
                                // helps.
   uint64_t now_ns_ = 0;        // Of the current call; for marks deep inside.
-  uint64_t keepalive_sequence_ = 0;
-  uint64_t peer_keepalive_ = 0;
   const char* limited_by_ = "nothing";
   EngineCounters counters_;
 };

@@ -27,6 +27,77 @@ inline std::vector<std::byte> Payload(uint64_t tag, size_t length) {
   return bytes;
 }
 
+// A fabric whose queue pairs are joined by number, over a loop that all of them share.
+struct LoopFabric : transport::Fabric {
+  struct QueuePair;
+  struct Net {
+    std::unique_ptr<transport::LocalTransport> loop = *transport::LocalTransport::Create();
+    std::map<uint32_t, QueuePair*> queue_pairs;
+    uint32_t next_number = 1;
+  };
+
+  struct QueuePair final : transport::FabricQueuePair {
+    QueuePair(Net& net, const transport::QueuePairLimits& limits, void* context)
+        : net(net), limits(limits), context(context), number(net.next_number++) {
+      net.queue_pairs[number] = this;
+    }
+    ~QueuePair() override { net.queue_pairs.erase(number); }
+    transport::Endpoint local_endpoint() const override {
+      transport::Endpoint endpoint;
+      endpoint.size = sizeof(number);
+      std::memcpy(endpoint.bytes.data(), &number, sizeof(number));
+      return endpoint;
+    }
+    Result<> Connect(const transport::Endpoint& endpoint) override {
+      std::memcpy(&peer_number, endpoint.bytes.data(), sizeof(peer_number));
+      auto peer = net.queue_pairs.find(peer_number);
+      if (peer == net.queue_pairs.end()) return Fail(ErrorCode::kNotFound, "no such queue pair");
+      if (peer->second->peer_number != number) return {};
+      std::tie(inner, peer->second->inner) = net.loop->CreatePair(
+          limits, context, peer->second->limits, peer->second->context);
+      if (auto posted = inner->PostReceive(receives); !posted) return posted;
+      return peer->second->inner->PostReceive(peer->second->receives);
+    }
+    size_t PostSend(std::span<const transport::SendRequest> requests) override {
+      return inner ? inner->PostSend(requests) : 0;
+    }
+    Result<> PostReceive(std::span<const transport::ReceiveRequest> requests) override {
+      if (inner) return inner->PostReceive(requests);
+      receives.insert(receives.end(), requests.begin(), requests.end());
+      return {};
+    }
+    Result<size_t> Expose(
+        uint32_t grant, std::span<const transport::LandingSegment> segments,
+        std::span<transport::RemoteSlice, transport::kMaxSlices> slices) override {
+      return inner->Expose(grant, segments, slices);
+    }
+    void Withdraw(uint32_t grant) override { inner->Withdraw(grant); }
+    void Shutdown() override { inner->Shutdown(); }
+    const char* kind() const override { return "loop"; }
+    std::string reason() const override { return inner->reason(); }
+
+    Net& net;
+    const transport::QueuePairLimits limits;
+    void* const context;
+    const uint32_t number;
+    uint32_t peer_number = 0;
+    std::vector<transport::ReceiveRequest> receives;  // Until it is joined.
+    std::unique_ptr<transport::QueuePair> inner;
+  };
+
+  explicit LoopFabric(Net& net) : net(net) {}
+  Result<std::unique_ptr<transport::FabricQueuePair>> Create(
+      const transport::QueuePairLimits& limits, std::span<std::byte>, void* context) override {
+    return std::make_unique<QueuePair>(net, limits, context);
+  }
+  void SetRegions(std::shared_ptr<const transport::Regions>) override {}
+  size_t Poll(std::span<transport::Completion>, uint64_t) override { return 0; }  // World does.
+  int fd() const override { return -1; }
+  bool Arm() override { return true; }
+
+  Net& net;
+};
+
 struct SendEnd {
   Outcome outcome;
   int error;
@@ -83,6 +154,7 @@ struct Node : EngineHost {
     ASSERT_TRUE(closed.emplace(socket.id, error).second) << "closed twice";
   }
   void Gone(Socket& socket) override { ASSERT_TRUE(gone.insert(socket.id).second); }
+  transport::Fabric* fabric() override { return own_fabric; }
   void PathLost(Engine&, bool over, const std::string& reason) override {
     ++(over ? sessions_over : paths_lost);
     last_reason = reason;
@@ -108,6 +180,7 @@ struct Node : EngineHost {
   std::set<uint32_t> gone;
   int paths_lost = 0, sessions_over = 0;
   std::string last_reason;
+  transport::Fabric* own_fabric = nullptr;
   SocketTable sockets;
   std::unique_ptr<Engine> engine;
 };
@@ -131,17 +204,33 @@ struct World {
     parameters.peer_receive_depth = limits.receive_depth;
     parameters.peer_receive_bytes = limits.receive_bytes;
     parameters.peer_message_window = limits.message_window;
+    parameters.features = features;
+    std::tie(parameters.local_instance, parameters.peer_instance) = std::pair(1, 2);
     ASSERT_TRUE(a.engine->OnPathUp(std::move(pair_a), parameters, now_ns));
+    std::swap(parameters.local_instance, parameters.peer_instance);
     ASSERT_TRUE(b.engine->OnPathUp(std::move(pair_b), parameters, now_ns));
+  }
+
+  // Both ends have a fabric from now on.
+  void GiveFabric() {
+    for (auto [node, fabric] : {std::pair(&a, &fabric_a), std::pair(&b, &fabric_b)}) {
+      node->own_fabric = fabric;
+      node->engine->OnFabricChanged(now_ns);
+    }
   }
 
   bool Step() {
     now_ns += 1000;
     std::array<transport::Completion, 64> completions;
-    const size_t count = wire->Poll(completions, now_ns);
+    size_t count = wire->Poll(completions, now_ns);
     for (size_t i = 0; i < count; ++i) {
       static_cast<Engine*>(completions[i].context)->OnCompletion(completions[i], now_ns);
     }
+    const size_t on_fabric = fabric.loop->Poll(completions, now_ns);
+    for (size_t i = 0; i < on_fabric; ++i) {
+      static_cast<Engine*>(completions[i].context)->OnFabricCompletion(completions[i], now_ns);
+    }
+    count += on_fabric;
     bool busy = count > 0;
     busy |= a.engine->Flush(now_ns);
     busy |= b.engine->Flush(now_ns);
@@ -203,7 +292,10 @@ struct World {
 
   LocalLimits limits;
   uint64_t now_ns = kNsPerSecond;
+  uint32_t features = 0;
   std::unique_ptr<transport::LocalTransport> wire;
+  LoopFabric::Net fabric;
+  LoopFabric fabric_a{fabric}, fabric_b{fabric};
   Node a, b;
   std::map<uint64_t, std::vector<std::byte>> payloads;
   std::map<std::pair<Node*, uint32_t>, std::vector<uint64_t>> sent;

@@ -52,6 +52,9 @@ class EngineHost {
   // The socket leaves the table: nothing of it touches its owner's memory any more.
   virtual void Gone(Socket& socket) = 0;
 
+  // What there is beside the wire; null: nothing, or not now.
+  virtual transport::Fabric* fabric() { return nullptr; }
+
   virtual void PathLost(Engine& engine, bool session_over, const std::string& reason) = 0;
 };
 

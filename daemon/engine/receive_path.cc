@@ -21,32 +21,43 @@ constexpr uint32_t kMaxGrantsPerSocket = 64;
 
 }  // namespace
 
-void Engine::OnReceived(std::span<const std::byte> bytes) {
+void Engine::OnReceived(Path& path, std::span<const std::byte> bytes) {
   wire::FrameReader reader(bytes);
   wire::FrameHeader header;
   std::span<const std::byte> payload;
-  while (!path_broken_ && reader.Next(header, payload)) OnFrame(header, payload);
-  if (reader.malformed()) BreakPath("the peer sent bytes that are no frames");
+  while (path.usable() && reader.Next(header, payload)) OnFrame(path, header, payload);
+  if (reader.malformed()) path.Break("the peer sent bytes that are no frames");
 }
 
-void Engine::OnFrame(const wire::FrameHeader& header, std::span<const std::byte> payload) {
+void Engine::OnFrame(Path& path, const wire::FrameHeader& header,
+                     std::span<const std::byte> payload) {
+  // What concerns the path it came on.
   switch (header.type) {
     case wire::FrameType::kCredit:
-      if (!credits_.Return(header.argument))
-        BreakPath("the peer gave back more credits than it has");
+      if (!path.credits.Return(header.argument))
+        path.Break("the peer gave back more credits than it has");
       return;
     case wire::FrameType::kKeepalive:
-      if (header.sequence <= peer_keepalive_)
-        return BreakPath("the peer's keepalive number does not rise");
-      peer_keepalive_ = header.sequence;
+      if (header.sequence <= path.peer_keepalive)
+        return path.Break("the peer's keepalive number does not rise");
+      path.peer_keepalive = header.sequence;
       ++counters_.keepalives_received;
       return;
+    case wire::FrameType::kFabricOffer:
+    case wire::FrameType::kFabricAnswer:
+    case wire::FrameType::kFabricProbe:
+    case wire::FrameType::kPath: return OnPathFrame(path, header, payload);
+    case wire::FrameType::kGoodbye:
+      peer_said_goodbye_ = true;
+      return path.Break("the peer daemon shut down");
+    default: break;
+  }
+  // Said before the peer knew that the messages take the other path.
+  if (&path != path_ || awaiting_marker_) return void(++counters_.stale_frames);
+  switch (header.type) {
     case wire::FrameType::kOpen: return OnOpen(header);
     case wire::FrameType::kResume: return OnResume(header);
     case wire::FrameType::kResumed: return OnResumed();
-    case wire::FrameType::kGoodbye:
-      peer_said_goodbye_ = true;
-      return BreakPath("the peer daemon shut down");
     default: break;
   }
   Socket* socket = sockets_.Find(header.socket);
@@ -85,8 +96,7 @@ void Engine::OnSocketFrame(Socket& socket, const wire::FrameHeader& header,
 
 void Engine::OnOpen(const wire::FrameHeader& header) {
   // Said again after a path change: answer again, never open twice.
-  for (Socket* known = all_.Front(); session_.path_epoch > 1 && known != nullptr;
-       known = all_.Next(*known)) {
+  for (Socket* known = all_.Front(); changed_path_ && known != nullptr; known = all_.Next(*known)) {
     if (known->remote_id != header.argument || known->state == SocketState::kOpening) continue;
     if (known->state != SocketState::kIncoming)
       Queue(wire::FrameType::kOpened, known->remote_id, 0, 0, known->id);
@@ -232,7 +242,8 @@ void Engine::Arrived(Socket& socket, ReadyMessage& message) {
 }
 
 void Engine::OweAck(Socket& socket) {
-  if (!queue_pair_ || socket.remote_id == 0 || socket.state == SocketState::kPeerClosed) return;
+  if (!path_->queue_pair || socket.remote_id == 0 || socket.state == SocketState::kPeerClosed)
+    return;
   acks_.Push(socket);
   if (first_ack_ns_ == 0) first_ack_ns_ = now_ns_;
 }
@@ -420,13 +431,13 @@ void Engine::FreeLanding(Landing& landing) {
   } else {
     Unoffer(socket, landing);
   }
-  if (queue_pair_ && landing.exposed) queue_pair_->Withdraw(landing.id);
+  if (path_->queue_pair && landing.exposed) path_->queue_pair->Withdraw(landing.id);
   if (landing.buffer.bytes > 0) host_.Free(socket, landing.buffer);
   landings_.Remove(landing.id);
 }
 
 void Engine::RecallGrants(Socket& socket) {
-  if (!queue_pair_ || resuming_ || socket.state != SocketState::kOpen) return;
+  if (!path_->queue_pair || resuming_ || socket.state != SocketState::kOpen) return;
   socket.offered_target = 0;
   for (Landing* landing = socket.offered; landing != nullptr; landing = landing->next) {
     if (landing->recalled) continue;

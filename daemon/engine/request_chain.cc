@@ -9,11 +9,7 @@
 namespace sluice {
 
 RequestChain::RequestChain(uint32_t depth)
-    : depth_(depth),
-      mask_(std::bit_ceil(depth) - 1),
-      requests_(mask_ + 1),
-      slots_(mask_ + 1),
-      headers_(std::make_unique<std::byte[]>((mask_ + 1) * kHeaderBytes)) {}
+    : depth_(depth), mask_(std::bit_ceil(depth) - 1), requests_(mask_ + 1), slots_(mask_ + 1) {}
 
 transport::SendRequest& RequestChain::Append(transport::Opcode opcode, ChainSlot*& slot) {
   SLUICE_CHECK(Free() > 0, "a request is appended only when one is free");
@@ -37,7 +33,7 @@ bool RequestChain::Fits(const ChainSlot& slot, const transport::SendRequest& req
 
 void RequestChain::AppendCopy(transport::SendRequest& request, ChainSlot& slot,
                               std::span<const std::byte> bytes) {
-  std::byte* target = headers_.get() + (request.id & mask_) * kHeaderBytes + slot.header_used;
+  std::byte* target = headers_ + (request.id & mask_) * kHeaderBytes + slot.header_used;
   std::memcpy(target, bytes.data(), bytes.size());
   const auto length = static_cast<uint32_t>(bytes.size());
   slot.header_used += length;

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -27,8 +26,7 @@ struct ChainSlot {
 // The engine's send requests as a ring of in flight | pending | free, as long as the transport's
 // send queue (ByteExpress figure 7). Pending ones are posted together, the last of them signalled.
 // Invariant: in flight + pending <= depth, so posting never finds the queue full.
-// Thread: its engine's. Owns the private memory of all frame headers. Allocates: never after
-// construction.
+// Thread: its engine's. Allocates: never after construction.
 class RequestChain {
  public:
   static constexpr uint32_t kHeaderBytes = 2048;  // Of private memory per request.
@@ -36,6 +34,10 @@ class RequestChain {
       kControlReserve = 2;  // Free requests that data leaves to control frames.
 
   explicit RequestChain(uint32_t depth);
+
+  // Where headers are written from now on: HeaderMemoryBytes() of them, the caller's.
+  void UseMemory(std::byte* headers) { headers_ = headers; }
+  size_t HeaderMemoryBytes() const { return requests_.size() * kHeaderBytes; }
 
   uint32_t Free() const { return depth_ - static_cast<uint32_t>(free_ - in_flight_); }
   uint32_t InFlight() const { return static_cast<uint32_t>(pending_ - in_flight_); }
@@ -80,7 +82,7 @@ class RequestChain {
   uint64_t free_ = 0;       // First free.
   std::vector<transport::SendRequest> requests_;
   std::vector<ChainSlot> slots_;
-  std::unique_ptr<std::byte[]> headers_;
+  std::byte* headers_ = nullptr;
 };
 
 }  // namespace sluice

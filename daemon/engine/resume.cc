@@ -6,10 +6,10 @@
 namespace sluice {
 
 // First words on a new path.
-void Engine::StartResume() {
+void Engine::StartResume(bool first) {
   for (Socket* socket = all_.Front(); socket != nullptr; socket = all_.Next(*socket)) {
     socket->resume_seen = false;
-    if (!session_.resumed) {
+    if (first) {
       if (socket->state == SocketState::kOpening) {
         socket->open_sent = true;
         Queue(wire::FrameType::kOpen, 0, socket->service, 0, socket->id);
@@ -20,8 +20,10 @@ void Engine::StartResume() {
             socket->id);
     }
   }
-  if (!session_.resumed) return;
+  if (first) return;
+  changed_path_ = true;
   Queue(wire::FrameType::kResumed, 0, 0, 0, 0);
+  if (goodbye_) Queue(wire::FrameType::kGoodbye, 0, 0, 0, 0);
   resuming_ = true;
 }
 
@@ -101,8 +103,8 @@ void Engine::OnResumed() {
   }
 }
 
-// The path is gone, and with it every name that only it understood.
-void Engine::ForgetPathState(Socket& socket) {
+// The path is gone, and with it every name that only it understood. Null: its queue pair too.
+void Engine::ForgetPathState(Socket& socket, transport::QueuePair* living) {
   for (SendOperation* operation = socket.head; operation != nullptr; operation = operation->next) {
     if (operation->landing != nullptr) remote_landings_.Give(operation->landing);
     operation->landing = nullptr;
@@ -113,12 +115,16 @@ void Engine::ForgetPathState(Socket& socket) {
     remote_landings_.Give(socket.grants.front());
     socket.grants.pop();
   }
+  const auto hide = [living](Landing& landing) {
+    if (landing.exposed && living != nullptr) living->Withdraw(landing.id);
+    landing.exposed = false;
+  };
   for (Landing* landing = socket.landing_head; landing != nullptr; landing = landing->next) {
-    landing->exposed = false;
+    hide(*landing);
     landing->asked = false;
   }
   for (Landing* landing = socket.offered; landing != nullptr; landing = landing->next) {
-    landing->exposed = false;
+    hide(*landing);
     landing->recalled = false;
   }
   acks_.Remove(socket);

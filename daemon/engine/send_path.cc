@@ -34,13 +34,30 @@ void Engine::Queue(wire::FrameType type, uint32_t socket, uint64_t sequence, uin
 
 bool Engine::Flush(uint64_t now_ns) {
   now_ns_ = now_ns;
-  if (path_broken_) LosePath();
-  if (!queue_pair_) return false;
-  PostReceives();
+  if (peer_said_goodbye_) EndSession(ESHUTDOWN, "the peer daemon shut down", now_ns);
+  if (wire_.broken) LoseWire();
+  if (fabric_.broken) LoseFabric();
+  if (now_ns >= next_fabric_ns_) StepFabric();
+  for (Path* path : {&wire_, &fabric_}) {
+    if (!path->usable()) continue;
+    if (auto posted = path->PostReceives(); !posted)
+      path->Break("posting receives: " + posted.error().message);
+    path->WriteSaid();
+  }
   limited_by_ = "nothing";
+  if (path_->usable() && fabric_step_ != FabricStep::kSwitching) WriteMessages();
+  bool any = false;
+  for (Path* path : {&wire_, &fabric_}) {
+    if (!path->usable() || path->chain.Pending() == 0) continue;
+    any = true;
+    if (!path->chain.Post(*path->queue_pair)) path->Break("the transport took no more requests");
+  }
+  return any;
+}
 
+void Engine::WriteMessages() {
   const bool ack_due = first_ack_ns_ != 0 &&
-                       (now_ns - first_ack_ns_ >= tunables_.ack_delay_ns ||
+                       (now_ns_ - first_ack_ns_ >= tunables_.ack_delay_ns ||
                         unacknowledged_messages_ >= limits_.message_window / 4);
   bool open_for_data = WriteControl() && !resuming_;
   while (open_for_data && !ready_.empty()) {
@@ -55,16 +72,12 @@ bool Engine::Flush(uint64_t now_ns) {
   if (acks_.empty()) first_ack_ns_ = 0;
   if (!control_.empty()) {
     acks_stalled_ = true;
-  } else if (!acks_.empty() && (ack_due || chain_.Pending() > 0)) {
+  } else if (!acks_.empty() && (ack_due || path_->chain.Pending() > 0)) {
     WriteAcks();
   }
-  if (returns_.Due(tunables_.credit_batch)) OpenBundle(CreditUse::kControlReturning, 0, 0);
-
-  bundle_ = nullptr;
-  bundle_slot_ = nullptr;
-  if (chain_.Pending() == 0) return false;
-  if (!chain_.Post(*queue_pair_)) BreakPath("the transport took no more requests");
-  return true;
+  if (path_->returns.Due(tunables_.credit_batch)) OpenBundle(CreditUse::kControlReturning, 0, 0);
+  path_->bundle = nullptr;
+  path_->bundle_slot = nullptr;
 }
 
 // All of the control queue, as far as slots and credits reach. False: some had to stay.
@@ -79,9 +92,9 @@ bool Engine::WriteControl() {
     const uint32_t slice_room = landing != nullptr
                                     ? sizeof(transport::RemoteSlice) * transport::kMaxSlices
                                     : 0;
-    if (!OpenBundle(returns_.owed() > 0 ? CreditUse::kControlReturning : CreditUse::kControl,
+    if (!OpenBundle(path_->returns.owed() > 0 ? CreditUse::kControlReturning : CreditUse::kControl,
                     kFrameBytes + slice_room, 0)) {
-      const bool queue_full = chain_.Free() == 0;
+      const bool queue_full = path_->chain.Free() == 0;
       Blocked(queue_full ? "queue" : "credits",
               queue_full ? counters_.queue_stalls : counters_.credit_stalls);
       return false;
@@ -90,7 +103,7 @@ bool Engine::WriteControl() {
     size_t slice_count = 0;
     if (landing != nullptr) {
       const transport::LandingSegment segment{landing->buffer.address, landing->buffer.bytes, 0};
-      auto exposed = queue_pair_->Expose(landing->id, {&segment, 1}, slices);
+      auto exposed = path_->queue_pair->Expose(landing->id, {&segment, 1}, slices);
       if (!exposed) {
         BreakPath("exposing a landing buffer: " + exposed.error().message);
         return false;
@@ -135,7 +148,7 @@ void Engine::QueueAck(Socket& socket) {
 // Requires the control queue to be empty: acknowledgements in it are older.
 void Engine::WriteAcks() {
   while (Socket* socket = acks_.Front()) {
-    if (!OpenBundle(returns_.owed() > 0 ? CreditUse::kControlReturning : CreditUse::kControl,
+    if (!OpenBundle(path_->returns.owed() > 0 ? CreditUse::kControlReturning : CreditUse::kControl,
                     kFrameBytes, 0)) {
       acks_stalled_ = true;
       return;
@@ -150,18 +163,19 @@ void Engine::WriteAcks() {
 // Makes sure that the current SEND takes another frame of this size, beginning a new one where
 // needed. False: no free request, or no credit.
 bool Engine::OpenBundle(CreditUse use, uint32_t header_bytes, uint64_t payload_bytes) {
-  if (bundle_ != nullptr && RequestChain::Fits(*bundle_slot_, *bundle_, header_bytes, payload_bytes,
-                                               session_.peer_receive_bytes)) {
+  if (path_->bundle != nullptr &&
+      RequestChain::Fits(*path_->bundle_slot, *path_->bundle, header_bytes, payload_bytes,
+                         session_.peer_receive_bytes)) {
     return true;
   }
   const uint32_t reserve = use == CreditUse::kData ? RequestChain::kControlReserve : 0;
-  if (chain_.Free() <= reserve || !credits_.May(use)) return false;
-  credits_.Take();
-  bundle_ = &chain_.Append(transport::Opcode::kSend, bundle_slot_);
-  if (returns_.owed() > 0) {
+  if (path_->chain.Free() <= reserve || !path_->credits.May(use)) return false;
+  path_->credits.Take();
+  path_->bundle = &path_->chain.Append(transport::Opcode::kSend, path_->bundle_slot);
+  if (path_->returns.owed() > 0) {
     wire::FrameHeader header{};
     header.type = wire::FrameType::kCredit;
-    header.argument = returns_.TakeAll();
+    header.argument = path_->returns.TakeAll();
     AddFrame(header);
   }
   return true;
@@ -171,8 +185,9 @@ bool Engine::OpenBundle(CreditUse use, uint32_t header_bytes, uint64_t payload_b
 void Engine::AddFrame(const wire::FrameHeader& header, std::span<const std::byte> payload) {
   wire::FrameHeader complete = header;
   complete.bytes = static_cast<uint32_t>(payload.size());
-  chain_.AppendCopy(*bundle_, *bundle_slot_, std::as_bytes(std::span(&complete, 1)));
-  if (!payload.empty()) chain_.AppendCopy(*bundle_, *bundle_slot_, payload);
+  path_->chain.AppendCopy(*path_->bundle, *path_->bundle_slot,
+                          std::as_bytes(std::span(&complete, 1)));
+  if (!payload.empty()) path_->chain.AppendCopy(*path_->bundle, *path_->bundle_slot, payload);
 }
 
 Engine::Turn Engine::Blocked(const char* by, uint64_t& counter) {
@@ -215,8 +230,8 @@ Engine::Turn Engine::SendEager(Socket& socket, SendOperation& operation) {
   const bool copy = operation.length <= kCopyLimit;
   const auto length = static_cast<uint32_t>(operation.length);
   if (!OpenBundle(CreditUse::kData, kFrameBytes + (copy ? length : 0), copy ? 0 : length)) {
-    return credits_.May(CreditUse::kData) ? Blocked("queue", counters_.queue_stalls)
-                                          : Blocked("credits", counters_.credit_stalls);
+    return path_->credits.May(CreditUse::kData) ? Blocked("queue", counters_.queue_stalls)
+                                                : Blocked("credits", counters_.credit_stalls);
   }
   wire::FrameHeader header{};
   header.type = wire::FrameType::kMessage;
@@ -226,15 +241,16 @@ Engine::Turn Engine::SendEager(Socket& socket, SendOperation& operation) {
   header.trace_id = operation.trace_id;
   header.length = operation.length;
   header.bytes = length;
-  chain_.AppendCopy(*bundle_, *bundle_slot_, std::as_bytes(std::span(&header, 1)));
+  path_->chain.AppendCopy(*path_->bundle, *path_->bundle_slot,
+                          std::as_bytes(std::span(&header, 1)));
   if (copy && length > 0) {
-    chain_.AppendCopy(*bundle_, *bundle_slot_, {operation.data, length});
+    path_->chain.AppendCopy(*path_->bundle, *path_->bundle_slot, {operation.data, length});
   } else if (length > 0) {
-    RequestChain::AppendReference(*bundle_, *bundle_slot_, operation.data, length);
-    bundle_slot_->operations[bundle_slot_->operation_count++] = &operation;
+    RequestChain::AppendReference(*path_->bundle, *path_->bundle_slot, operation.data, length);
+    path_->bundle_slot->operations[path_->bundle_slot->operation_count++] = &operation;
     ++operation.posted_requests;
   }
-  bundle_slot_->window_bytes += length;
+  path_->bundle_slot->window_bytes += length;
   window_.OnPosted(length);
   operation.posted_bytes = operation.length;
   operation.posted = true;
@@ -303,13 +319,14 @@ Engine::Turn Engine::SendFragment(Socket& socket, SendOperation& operation) {
     AddFrame(header);
     operation.announced = true;
   }
-  if (chain_.Free() <= RequestChain::kControlReserve)
+  if (path_->chain.Free() <= RequestChain::kControlReserve)
     return Blocked("queue", counters_.queue_stalls);
-  if (last && !credits_.May(CreditUse::kData)) return Blocked("credits", counters_.credit_stalls);
-  if (last) credits_.Take();
+  if (last && !path_->credits.May(CreditUse::kData))
+    return Blocked("credits", counters_.credit_stalls);
+  if (last) path_->credits.Take();
 
   ChainSlot* slot;
-  transport::SendRequest& write = chain_.Append(
+  transport::SendRequest& write = path_->chain.Append(
       last ? transport::Opcode::kWriteImmediate : transport::Opcode::kWrite, slot);
   write.remote_address = landing.slices[slice].address + in_slice;
   write.remote_key = landing.slices[slice].key;
@@ -323,8 +340,8 @@ Engine::Turn Engine::SendFragment(Socket& socket, SendOperation& operation) {
   operation.posted_bytes += length;
   operation.posted = last;
   // Frames written from here on must not overtake this WRITE: they begin a new SEND behind it.
-  bundle_ = nullptr;
-  bundle_slot_ = nullptr;
+  path_->bundle = nullptr;
+  path_->bundle_slot = nullptr;
   return Turn::kMore;
 }
 

@@ -11,6 +11,9 @@ namespace sluice {
 // The control thread's number for one peer daemon and lane; never reused in one run of the daemon.
 using PeerId = uint32_t;
 
+// Features of the handshake, one bit each.
+constexpr uint32_t kFeatureFabric = 1;  // Speaks of a second path (fabric_path.cc).
+
 // What the handshake settled. A session is both daemons' instance ids and a number; sockets die
 // with it.
 struct SessionParameters {
@@ -47,6 +50,8 @@ struct Tunables {
   uint64_t keepalive_interval_ns = 1'000'000'000;
   uint64_t keepalive_timeout_ns = 5'000'000'000;  // At least three intervals.
   uint64_t connect_timeout_ns = 5'000'000'000;
+  uint64_t fabric_settle_ns = 1'000'000'000;  // On TCP after the fabric failed, before it is tried
+                                              // again; longer when it keeps failing.
   uint32_t landing_ahead = 8;  // Landing buffers granted ahead to a socket that receives large
                                // messages; 0: never.
 };

@@ -37,6 +37,11 @@ enum class FrameType : uint8_t {
                   // it: argument.
   kResumed = 16,  // New path: those were all my sockets.
   kGoodbye = 17,  // This daemon shuts down: the session ends.
+  // About the paths themselves (fabric_path.cc), with kFeatureFabric only. argument: the attempt.
+  kFabricOffer = 18,   // My endpoint follows.
+  kFabricAnswer = 19,  // My endpoint follows; nothing: no.
+  kFabricProbe = 20,   // On the fabric itself.
+  kPath = 21,          // All I say about messages from here on is on that fabric; 0: here.
 };
 
 enum FrameFlags : uint8_t { kUsesGrant = 1 };
