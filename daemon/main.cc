@@ -37,7 +37,7 @@ Result<io::Networks> MakeTcpNetworks() {
 int Run(const Config& config, const std::string& config_path) {
   const MonotonicClock clock;
   control::Daemon daemon(config, config_path, clock);
-  if (auto started = daemon.Start(MakeTcpNetworks); !started) {
+  if (auto started = daemon.Start({MakeTcpNetworks}); !started) {
     std::fprintf(stderr, "sluiced: %s\n", started.error().message.c_str());
     return kCannotStart;
   }

@@ -35,7 +35,8 @@ struct ClientServerOptions {
   uint64_t
       mapping_deadline_ns = 10 *
                             kNsPerSecond;  // What waits for the client to map something fails then.
-  uint64_t extent_idle_ns = 10 * kNsPerSecond;  // Unused extents but one go back after that.
+  transport::MemoryRegistry* registry = nullptr;  // Told of all extents; null: no fabric.
+  uint64_t extent_idle_ns = 10 * kNsPerSecond;    // Unused extents but one go back after that.
 };
 
 struct ClientServerCounters {

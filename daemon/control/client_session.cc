@@ -151,12 +151,19 @@ void ClientSession::MakeMemory(std::string name, uint64_t bytes, std::byte* addr
   // Even a refusal is told later, so that callers need not expect it in the middle of something.
   Result<> charged = services_.tenants.Charge(*tenant_, bytes);
   services_.worker.Run([this, name = std::move(name), bytes, address, charged,
-                        headroom = &services_.headroom,
+                        headroom = &services_.headroom, registry = services_.options.registry,
                         done = std::move(done)]() mutable -> memory::MemoryWorker::Completion {
     Result<> allowed = charged ? (*headroom)(bytes) : charged;
     Result<memory::SharedMemory> memory = allowed
                                               ? memory::SharedMemory::Create(name, bytes, address)
                                               : std::unexpected(allowed.error());
+    if (memory && address != nullptr && registry != nullptr) {
+      if (auto known = registry->Register(address, bytes); !known) {
+        memory = std::unexpected(known.error());
+      } else {
+        memory->BeforeUnmap([=] { registry->Deregister(address); });
+      }
+    }
     return [this, bytes, charged = charged.has_value(), memory = std::move(memory),
             done = std::move(done)]() mutable {
       if (!memory && charged) services_.tenants.Refund(*tenant_, bytes);

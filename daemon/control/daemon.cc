@@ -99,7 +99,11 @@ Daemon::~Daemon() {
   threads_.clear();  // Joins.
 }
 
-Result<> Daemon::Start(const MakeNetworks& make_networks) {
+void Daemon::Publish(const std::shared_ptr<const transport::Regions>& regions) {
+  for (auto& thread : io_) thread->mailbox().Post(io::SetRegions{regions});
+}
+
+Result<> Daemon::Start(const DaemonParts& parts) {
   // Before any thread is made, so that none of them takes a signal in its stead.
   if (auto started = StartSignals(); !started) return started;
   StartLog(LogSettingsOf(at_start_));
@@ -109,9 +113,15 @@ Result<> Daemon::Start(const MakeNetworks& make_networks) {
   if (!lock) return std::unexpected(lock.error());
   lock_.emplace(std::move(*lock));
   if (auto started = StartPeers(); !started) return started;
-  if (auto started = StartIoThreads(make_networks); !started) return started;
+  if (auto started = StartIoThreads(parts.make_networks); !started) return started;
   if (auto listening = peers_->Listen(); !listening) return listening;
-  if (auto started = StartClients(); !started) return started;
+  if (auto started = StartClients(parts.registry); !started) return started;
+  if (parts.open_fabric_device) {
+    std::vector<io::Mailbox<io::ToIo>*> mailboxes;
+    for (auto& thread : io_) mailboxes.push_back(&thread->mailbox());
+    fabrics_ = std::make_unique<Fabrics>(loop_, std::move(mailboxes), parts.open_fabric_device);
+    fabrics_->Start();
+  }
   if (auto started = StartOperatorSurface(); !started) return started;
   ready_ = true;
   LogInfo("ready", {{"version", kVersion},
@@ -173,6 +183,7 @@ Result<> Daemon::StartPeers() {
   settings.handshake.key = key_.get();
   settings.handshake.name = name_;
   settings.handshake.limits = ToLocalLimits(at_start_);
+  settings.handshake.features_offered = kFeatureFabric;
   for (const std::string& text : at_start_.peer.listen) {
     auto address = ListenAddress(text, static_cast<uint16_t>(at_start_.peer.port));
     if (!address) return std::unexpected(address.error());
@@ -197,7 +208,7 @@ Result<> Daemon::StartPeers() {
   return {};
 }
 
-Result<> Daemon::StartClients() {
+Result<> Daemon::StartClients(transport::MemoryRegistry* registry) {
   std::vector<io::Mailbox<io::ToIo>*> mailboxes;
   for (auto& thread : io_) mailboxes.push_back(&thread->mailbox());
   ClientServerOptions options;
@@ -206,6 +217,7 @@ Result<> Daemon::StartClients() {
   options.instance = instance_;
   options.max_message_bytes = at_start_.pool.max_message_mib * kMiB;
   options.extent_bytes = at_start_.pool.extent_mib * kMiB;
+  options.registry = registry;
   options.ring_start = at_start_.pool.ring_start;
   clients_ = std::make_unique<ClientServer>(
       loop_, std::move(mailboxes), *peers_, std::move(options),
@@ -260,11 +272,23 @@ void Daemon::OnIoMessages() {
   for (int i = 0; i < kIoMessagesPerTurn && from_io_.Take(message); ++i) {
     if (const auto* lost = std::get_if<io::PathLost>(&message)) {
       peers_->OnPathLost(*lost);
+    } else if (std::holds_alternative<io::FabricSet>(message)) {
+      fabrics_->OnFabricSet();
+    } else if (const auto* path = std::get_if<io::FabricPath>(&message)) {
+      OnFabricPath(*path);
     } else if (std::holds_alternative<io::Stopped>(message)) {
       OnThreadStopped();
     } else {
       clients_->OnIoMessage(message);
     }
+  }
+}
+
+void Daemon::OnFabricPath(const io::FabricPath& path) {
+  if (path.on_fabric) {
+    LogInfo("messages to a peer take RDMA", {{"peer", path.peer}});
+  } else {
+    LogWarning("messages to a peer take TCP", {{"peer", path.peer}, {"reason", path.reason}});
   }
 }
 

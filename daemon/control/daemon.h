@@ -14,6 +14,7 @@
 #include "daemon/control/config.h"
 #include "daemon/control/config_store.h"
 #include "daemon/control/event_loop.h"
+#include "daemon/control/fabrics.h"
 #include "daemon/control/flight_recorder.h"
 #include "daemon/control/http.h"
 #include "daemon/control/peers.h"
@@ -30,6 +31,13 @@ namespace sluice::control {
 // Makes the networks of one I/O thread.
 using MakeNetworks = std::function<Result<io::Networks>()>;
 
+// What main.cc builds the daemon of.
+struct DaemonParts {
+  MakeNetworks make_networks;
+  OpenFabricDevice open_fabric_device = nullptr;  // Null: TCP only.
+  transport::MemoryRegistry* registry = nullptr;  // Outlives the daemon.
+};
+
 // The whole daemon: makes its parts in the order in which a message meets them, runs the control
 // thread's loop, and takes the parts down again in the opposite order.
 // Thread: control, which is the one that calls Run(). Owns: everything.
@@ -39,7 +47,9 @@ class Daemon {
   ~Daemon();
 
   // Errors say what is in the way and what to do. Nothing runs then.
-  Result<> Start(const MakeNetworks& make_networks);
+  Result<> Start(const DaemonParts& parts);
+  // For the registry, which may call it from any thread once Start() has begun.
+  void Publish(const std::shared_ptr<const transport::Regions>& regions);
   // Until SIGTERM, SIGINT or the drain verb, and then until everything in flight is over or
   // daemon.drain_timeout_ms has passed. The process's exit code.
   int Run();
@@ -49,10 +59,11 @@ class Daemon {
   Result<> StartSignals();
   Result<> StartIoThreads(const MakeNetworks& make_networks);
   Result<> StartPeers();
-  Result<> StartClients();
+  Result<> StartClients(transport::MemoryRegistry* registry);
   Result<> StartOperatorSurface();
   void OnSignal();
   void OnIoMessages();
+  void OnFabricPath(const io::FabricPath& path);
   void Reload();
   Result<> Apply(const Config& after);
   void Drain(const std::string& why);
@@ -78,6 +89,7 @@ class Daemon {
   Fd signals_;
   memory::Headroom headroom_;
   io::Mailbox<io::FromIo> from_io_;
+  std::unique_ptr<Fabrics> fabrics_;  // The device outlives the threads' fabrics.
   std::vector<std::unique_ptr<io::IoThread>> io_;
   std::vector<std::jthread> threads_;
   std::unique_ptr<Peers> peers_;

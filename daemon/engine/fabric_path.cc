@@ -189,6 +189,8 @@ void Engine::SwitchToFabric() {
   ++counters_.fabric_paths;
   LeavePath(wire_.queue_pair.get());
   path_ = &fabric_;
+  fabric_.reason.clear();
+  host_.PathChanged(*this);
   StartResume(false);
   for (const transport::Completion& early : std::exchange(early_, {})) Receive(fabric_, early);
 }
@@ -205,6 +207,7 @@ void Engine::LoseFabric() {
 void Engine::FallToWire() {
   LeavePath(wire_.queue_pair.get());
   path_ = &wire_;
+  host_.PathChanged(*this);
   if (!wire_.queue_pair) return PathsGone();  // OnPathUp() goes on.
   wire_.Say(wire::FrameType::kPath, 0, 0);
   awaiting_marker_ = true;

@@ -55,6 +55,9 @@ class EngineHost {
   // What there is beside the wire; null: nothing, or not now.
   virtual transport::Fabric* fabric() { return nullptr; }
 
+  // The messages take the other path from now on: Engine::on_fabric() says which.
+  virtual void PathChanged(Engine& engine) { (void)engine; }
+
   virtual void PathLost(Engine& engine, bool session_over, const std::string& reason) = 0;
 };
 

@@ -218,6 +218,21 @@ void IoThread::Handle(PathUp& message, uint64_t now_ns) {
   }
 }
 
+void IoThread::Handle(SetFabric& message, uint64_t now_ns) {
+  for (auto& [peer, engine] : engines_) engine->LeaveFabric(message.reason, now_ns);
+  networks_.fabric = std::move(message.fabric);
+  control_.Post(FabricSet{index_});
+  if (!networks_.fabric) return;
+  if (regions_) networks_.fabric->SetRegions(regions_);
+  Watch(networks_.fabric->fd(), kTransportTag);
+  for (auto& [peer, engine] : engines_) engine->OnFabricChanged(now_ns);
+}
+
+void IoThread::Handle(SetRegions& message, uint64_t) {
+  regions_ = std::move(message.regions);
+  if (networks_.fabric) networks_.fabric->SetRegions(regions_);
+}
+
 void IoThread::Handle(PathFailed& message, uint64_t now_ns) {
   if (Engine* engine = FindEngine(message.peer)) {
     engine->OnPathFailed(message.definite, message.error, now_ns);

@@ -21,10 +21,6 @@ constexpr uint64_t kMaxHeldBytes = 64 *
 constexpr uint64_t kTickNs = 10 * kNsPerMs;
 constexpr uint64_t kLongestSleepNs = 100 * kNsPerMs;
 
-// What an epoll event's tag says woke us; a port's doorbell carries the port's address.
-constexpr uint64_t kTransportTag = 1;
-constexpr uint64_t kMailboxTag = 2;
-
 Port* OwnerOf(const Socket& socket) { return static_cast<Port*>(socket.owner); }
 
 Descriptor Result(CompletionOp op, const Socket& socket, uint64_t token, Outcome outcome,
@@ -79,6 +75,7 @@ bool IoThread::PollOnce(uint64_t now_ns) {
   now_ns_ = now_ns;
   loops_.store(loops_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   bool busy = PollCompletions(*networks_.wire, now_ns);
+  busy |= PollFabric(now_ns);
   busy |= DrainRings();
   if (now_ns >= next_tick_ns_) Tick(now_ns);
   RetryStalled();
@@ -94,6 +91,15 @@ bool IoThread::PollCompletions(transport::Transport& transport, uint64_t now_ns)
   const size_t count = transport.Poll(completions_, now_ns);
   for (size_t i = 0; i < count; ++i) {
     static_cast<Engine*>(completions_[i].context)->OnCompletion(completions_[i], now_ns);
+  }
+  return count > 0;
+}
+
+bool IoThread::PollFabric(uint64_t now_ns) {
+  if (!networks_.fabric) return false;
+  const size_t count = networks_.fabric->Poll(completions_, now_ns);
+  for (size_t i = 0; i < count; ++i) {
+    static_cast<Engine*>(completions_[i].context)->OnFabricCompletion(completions_[i], now_ns);
   }
   return count > 0;
 }
@@ -329,6 +335,10 @@ void IoThread::Gone(Socket& socket) {
   if (--port->sockets == 0 && port->removing()) next_tick_ns_ = 0;
 }
 
+void IoThread::PathChanged(Engine& engine) {
+  control_.Post(FabricPath{index_, engine.peer(), engine.on_fabric(), engine.fabric_reason()});
+}
+
 void IoThread::PathLost(Engine& engine, bool session_over, const std::string& reason) {
   control_.Post(sluice::io::PathLost{index_, engine.peer(), engine.session().session,
                                      engine.session().path_epoch, session_over, reason});
@@ -386,10 +396,12 @@ void IoThread::Watch(int fd, uint64_t tag) {
 // see what it has.
 void IoThread::Sleep(uint64_t now_ns) {
   bool may_sleep = networks_.wire->Arm() && networks_.loop->Arm() && !mailbox_.Pending();
+  if (networks_.fabric) may_sleep &= networks_.fabric->Arm();
   for (Port* port : ports_) may_sleep &= port->Arm();
   if (may_sleep) {
     uint64_t wake_ns = now_ns + (stopping_ ? kNsPerMs : kLongestSleepNs);
     wake_ns = std::min(wake_ns, networks_.wire->NextPollNs(now_ns));
+    if (networks_.fabric) wake_ns = std::min(wake_ns, networks_.fabric->NextPollNs(now_ns));
     for (auto& [peer, engine] : engines_) wake_ns = std::min(wake_ns, engine->NextDeadlineNs());
     timespec timeout{};
     if (wake_ns > now_ns) {

@@ -27,12 +27,14 @@ using MakeLoop = std::function<
     std::pair<std::unique_ptr<transport::QueuePair>, std::unique_ptr<transport::QueuePair>>(
         const transport::QueuePairLimits& limits, void* context_a, void* context_b)>;
 
-// The networks of one thread: the one that reaches other hosts, and the one inside this host.
+// The networks of one thread: the one that reaches other hosts, the one inside this host, and the
+// fabric beside the first, if there is one.
 struct Networks {
   std::unique_ptr<transport::Transport> wire;
   AdoptConnection adopt;
   std::unique_ptr<transport::Transport> loop;
   MakeLoop make_loop;
+  std::unique_ptr<transport::Fabric> fabric = nullptr;  // Comes and goes with its device.
 };
 
 // One I/O thread: its transport, its engines, its ports, its timers. The only place where clients,
@@ -72,11 +74,18 @@ class IoThread final : public EngineHost {
   void Incoming(Socket& socket) override;
   void Closed(Socket& socket, int error) override;
   void Gone(Socket& socket) override;
+  transport::Fabric* fabric() override { return networks_.fabric.get(); }
+  void PathChanged(Engine& engine) override;
   void PathLost(Engine& engine, bool session_over, const std::string& reason) override;
 
  private:
+  // What an epoll event's tag says woke us; a port's doorbell carries the port's address.
+  static constexpr uint64_t kTransportTag = 1;
+  static constexpr uint64_t kMailboxTag = 2;
+
   // io_thread.cc: the loop.
   bool PollCompletions(transport::Transport& transport, uint64_t now_ns);
+  bool PollFabric(uint64_t now_ns);
   bool DrainRings();
   void Submit(Port& port, const Descriptor& request);
   void SubmitSend(Port& port, const Descriptor& request);
@@ -101,6 +110,8 @@ class IoThread final : public EngineHost {
   void Handle(AddPeer& message, uint64_t now_ns);
   void Handle(LinkSelf& message, uint64_t now_ns);
   void Handle(PathUp& message, uint64_t now_ns);
+  void Handle(SetFabric& message, uint64_t now_ns);
+  void Handle(SetRegions& message, uint64_t now_ns);
   void Handle(PathFailed& message, uint64_t now_ns);
   void Handle(OpenSocket& message, uint64_t now_ns);
   void Handle(AcceptSocket& message, uint64_t now_ns);
@@ -129,6 +140,7 @@ class IoThread final : public EngineHost {
   std::map<ClientId, std::unique_ptr<ClientView>> clients_;
   std::vector<Port*> ports_;  // All of all clients that may be polled.
   Networks networks_;
+  std::shared_ptr<const transport::Regions> regions_;  // For a fabric that comes later.
   std::map<PeerId, std::unique_ptr<Engine>>
       engines_;  // After networks_: their queue pairs go first.
   std::vector<transport::Completion> completions_;

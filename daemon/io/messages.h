@@ -4,12 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "daemon/engine/latency.h"
 #include "daemon/engine/session.h"
+#include "daemon/transport/transport.h"
 #include "shm_proto/base/fd.h"
 #include "shm_proto/ring.h"
 
@@ -101,6 +103,19 @@ struct PathUp {
   SessionParameters session;
 };
 
+// What reaches peers beside TCP from now on; null: nothing. Engines leave the former one first.
+// Answered by FabricSet once it is destroyed.
+struct SetFabric {
+  std::unique_ptr<transport::Fabric> fabric;
+  std::string reason;  // Why the former one goes.
+};
+
+// What a fabric's queue pairs may name. Comes before the AddExtent that needs it, and may come from
+// another thread than the control thread.
+struct SetRegions {
+  std::shared_ptr<const transport::Regions> regions;
+};
+
 // No connection could be made; the control thread goes on trying. Sockets that wait fail with this
 // reason when their time is up, or at once if `definite` (the name does not exist, the peer refuses
 // us).
@@ -156,8 +171,9 @@ struct Query {
 };
 
 using ToIo = std::variant<AddClient, AddExtent, RemoveExtent, AddReceiveBlocks, AddPort, RemovePort,
-                          RemoveClient, AddPeer, LinkSelf, PathUp, PathFailed, OpenSocket,
-                          AcceptSocket, RefuseSocket, Configure, Stop, Query>;
+                          RemoveClient, AddPeer, LinkSelf, PathUp, SetFabric, SetRegions,
+                          PathFailed, OpenSocket, AcceptSocket, RefuseSocket, Configure, Stop,
+                          Query>;
 
 // --- I/O thread -> control thread
 // ---------------------------------------------------------------------------------
@@ -221,6 +237,18 @@ struct PathLost {
   std::string reason;
 };
 
+struct FabricSet {
+  uint32_t io_thread;
+};
+
+// A peer's messages moved to the fabric, or back to TCP with the reason.
+struct FabricPath {
+  uint32_t io_thread;
+  PeerId peer;
+  bool on_fabric;
+  std::string reason;
+};
+
 // A socket of this client is gone, and its last event is in the ring: another may take its place in
 // the quota.
 struct SocketGone {
@@ -233,8 +261,8 @@ struct Stopped {
 };
 
 using FromIo = std::variant<IncomingSocket, NeedReceiveBlocks, ReceiveBlocksIdle, ExtentReleased,
-                            PortRemoved, ClientRemoved, ClientBroken, PathLost, SocketGone,
-                            Stopped>;
+                            PortRemoved, ClientRemoved, ClientBroken, PathLost, FabricSet,
+                            FabricPath, SocketGone, Stopped>;
 
 // --- what Query returns
 // -------------------------------------------------------------------------------------------
@@ -256,6 +284,8 @@ struct EngineSnapshot {
   uint64_t keepalives_sent = 0, keepalives_received = 0;
   uint64_t window_stalls = 0, credit_stalls = 0, queue_stalls = 0, landing_waits = 0;
   uint64_t grants_used = 0, stale_frames = 0, sessions = 0, paths = 0;
+  uint64_t fabric_paths = 0, fabric_failures = 0;
+  std::string fabric_reason = {};  // Why not the fabric; empty: it is used, or was never tried.
   uint64_t last_heard_ns_ago = 0;
   uint64_t operations_ok = 0, operations_failed = 0, operations_unknown = 0;
   LatencyCounts operations;  // Of those that ended OK.

@@ -54,6 +54,9 @@ EngineSnapshot Describe(const Engine& engine, uint64_t now_ns) {
   out.stale_frames = counters.stale_frames;
   out.sessions = counters.sessions;
   out.paths = counters.paths;
+  out.fabric_paths = counters.fabric_paths;
+  out.fabric_failures = counters.fabric_failures;
+  out.fabric_reason = engine.fabric_reason();
   out.operations_ok = counters.operations_ok;
   out.operations = counters.operations;
   out.operations_failed = counters.operations_failed;

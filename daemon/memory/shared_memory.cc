@@ -85,6 +85,7 @@ SharedMemory::SharedMemory(SharedMemory&& other) noexcept
       client_fd_(std::move(other.client_fd_)),
       base_(std::exchange(other.base_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
+      before_unmap_(std::exchange(other.before_unmap_, nullptr)),
       reserved_(other.reserved_) {}
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
@@ -94,6 +95,7 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
     client_fd_ = std::move(other.client_fd_);
     base_ = std::exchange(other.base_, nullptr);
     bytes_ = std::exchange(other.bytes_, 0);
+    before_unmap_ = std::exchange(other.before_unmap_, nullptr);
     reserved_ = other.reserved_;
   }
   return *this;
@@ -118,6 +120,7 @@ Result<> SharedMemory::Seal() {
 
 void SharedMemory::Unmap() {
   if (base_ == nullptr) return;
+  if (before_unmap_) std::exchange(before_unmap_, nullptr)();
   if (reserved_) {
     // In one step: between an munmap and a new reservation another thread's mapping could slip into
     // the gap.

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -44,6 +45,9 @@ class SharedMemory {
   // before.
   Result<> Seal();
 
+  // Called once, before our mapping is dropped: for whoever else knows the memory, as a NIC does.
+  void BeforeUnmap(std::move_only_function<void()> call) { before_unmap_ = std::move(call); }
+
   // Drops our mapping; the pages stay while anybody maps them or holds a descriptor. Idempotent.
   void Unmap();
 
@@ -56,6 +60,7 @@ class SharedMemory {
   Fd client_fd_;
   std::byte* base_ = nullptr;
   uint64_t bytes_ = 0;
+  std::move_only_function<void()> before_unmap_;
   bool reserved_ = false;  // Mapped over a reservation, to which the range returns.
 };
 
