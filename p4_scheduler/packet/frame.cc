@@ -50,9 +50,7 @@ Malformed ParseUdp(std::span<const std::byte> frame, uint16_t port, UdpFrame& pa
   return Malformed::kNone;
 }
 
-Malformed ParseFrame(std::span<const std::byte> frame, uint16_t port, RainFrame& parsed) {
-  UdpFrame udp;
-  if (const Malformed bad = ParseUdp(frame, port, udp); bad != Malformed::kNone) return bad;
+Malformed ParseRain(const UdpFrame& udp, RainFrame& parsed) {
   if (udp.payload.size() < kHeaderBytes) return Malformed::kTruncated;
   const Malformed bad = DecodeHeader(udp.payload.first<kHeaderBytes>(), parsed.header);
   if (bad != Malformed::kNone) return bad;
@@ -61,6 +59,12 @@ Malformed ParseFrame(std::span<const std::byte> frame, uint16_t port, RainFrame&
   parsed.destination = udp.destination;
   parsed.body = udp.payload.subspan(kHeaderBytes);
   return Malformed::kNone;
+}
+
+Malformed ParseFrame(std::span<const std::byte> frame, uint16_t port, RainFrame& parsed) {
+  UdpFrame udp;
+  if (const Malformed bad = ParseUdp(frame, port, udp); bad != Malformed::kNone) return bad;
+  return ParseRain(udp, parsed);
 }
 
 void WriteUdpHeaders(const Endpoint& source, const Endpoint& destination, uint8_t traffic_class,

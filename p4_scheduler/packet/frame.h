@@ -58,6 +58,8 @@ struct RainFrame {
   }
 };
 
+// The second half of ParseFrame().
+[[nodiscard]] Malformed ParseRain(const UdpFrame& udp, RainFrame& parsed);
 [[nodiscard]] Malformed ParseFrame(std::span<const std::byte> frame, uint16_t port,
                                    RainFrame& parsed);
 

@@ -153,4 +153,16 @@ BadWrite ParseWrite(std::span<const std::byte> frame, ParsedWrite& parsed) {
   return BadWrite::kNone;
 }
 
+Acknowledgement ReadAcknowledgement(const UdpFrame& udp) {
+  constexpr uint8_t kAcknowledge = 0x11;
+  constexpr size_t kAethBytes = 4;
+  if (udp.payload.size() < kBthBytes + kAethBytes + kIcrcBytes ||
+      LoadBigEndian<uint8_t>(udp.payload.data()) != kAcknowledge) {
+    return Acknowledgement::kNone;
+  }
+  // The upper bits of the syndrome: 0 acknowledged; 1 receiver not ready; 3 refused.
+  const uint8_t syndrome = LoadBigEndian<uint8_t>(udp.payload.data() + kBthBytes);
+  return (syndrome >> 5 & 3) == 0 ? Acknowledgement::kAck : Acknowledgement::kNak;
+}
+
 }  // namespace sluice::rain

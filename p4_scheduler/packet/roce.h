@@ -78,6 +78,11 @@ struct ParsedWrite {
 
 [[nodiscard]] BadWrite ParseWrite(std::span<const std::byte> frame, ParsedWrite& parsed);
 
+// What a NIC answers to a WRITE over a reliable connection.
+enum class Acknowledgement : uint8_t { kNone, kAck, kNak };
+// kNone: it is no acknowledgement. Its ICRC is not looked at: nothing depends on it but a count.
+Acknowledgement ReadAcknowledgement(const UdpFrame& udp);
+
 // The invariant CRC of a RoCEv2 packet: `packet` is from the first byte of IPv4 to the last before
 // the ICRC. On the wire least significant byte first.
 uint32_t Icrc(std::span<const std::byte> packet);
