@@ -8,6 +8,7 @@
 #include "daemon/control/config_keys.h"
 #include "daemon/control/daemon.h"
 #include "daemon/control/version.h"
+#include "daemon/rdma.h"
 #include "daemon/transport/local/local_transport.h"
 #include "daemon/transport/tcp/tcp_transport.h"
 
@@ -36,8 +37,20 @@ Result<io::Networks> MakeTcpNetworks() {
 
 int Run(const Config& config, const std::string& config_path) {
   const MonotonicClock clock;
+  SystemRandom random;
+  // The memory that it knows goes with the daemon, so it stays until the daemon is gone.
+  control::Daemon* publisher = nullptr;
+  transport::VerbsRegistry registry([&](const std::shared_ptr<const transport::Regions>& regions) {
+    publisher->Publish(regions);
+  });
   control::Daemon daemon(config, config_path, clock);
-  if (auto started = daemon.Start({MakeTcpNetworks}); !started) {
+  publisher = &daemon;
+  control::DaemonParts parts{MakeTcpNetworks};
+  if (config.rdma.mode != "off") {
+    parts.registry = &registry;
+    parts.open_fabric_device = [&] { return OpenRdmaDevice(config, registry, random); };
+  }
+  if (auto started = daemon.Start(parts); !started) {
     std::fprintf(stderr, "sluiced: %s\n", started.error().message.c_str());
     return kCannotStart;
   }

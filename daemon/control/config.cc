@@ -292,6 +292,7 @@ Tunables ToTunables(const Config& config) {
           .keepalive_interval_ns = engine.keepalive_interval_ms * kNsPerMs,
           .keepalive_timeout_ns = engine.keepalive_timeout_ms * kNsPerMs,
           .connect_timeout_ns = engine.connect_timeout_ms * kNsPerMs,
+          .fabric_settle_ns = config.rdma.settle_ms * kNsPerMs,
           .landing_ahead = engine.landing_ahead};
 }
 

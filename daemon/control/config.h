@@ -55,6 +55,20 @@ struct EngineConfig {
   uint32_t message_window = LocalLimits{}.message_window;
 };
 
+struct RdmaConfig {
+  std::string mode = "auto";
+  std::string device;  // Empty: the first that fits.
+  uint32_t port = 1;
+  int32_t gid_index = -1;  // Negative: the first that fits.
+  uint32_t path_mtu = 0;   // 0: the port's.
+  uint32_t traffic_class = 0;
+  uint32_t service_level = 0;
+  uint32_t timeout = 12;
+  uint32_t retries = 7;
+  uint32_t settle_ms = Tunables{}.fabric_settle_ns / 1'000'000;
+  bool relaxed_ordering = false;
+};
+
 struct PoolConfig {
   uint32_t extent_mib = 32;
   uint32_t max_message_mib = 256;
@@ -98,6 +112,7 @@ struct Config {
   DaemonConfig daemon;
   PeerConfig peer;
   EngineConfig engine;
+  RdmaConfig rdma;
   PoolConfig pool;
   ClientsConfig clients;
   HttpConfig http;

@@ -85,12 +85,14 @@ Key<TenantConfig> Of(std::string_view name, bool live, int64_t min, int64_t max,
 using D = DaemonConfig;
 using P = PeerConfig;
 using E = EngineConfig;
+using R = RdmaConfig;
 
 // clang-format off
 std::vector<Key<Config>> MakeConfigKeys() {
   constexpr auto daemon = &Config::daemon;
   constexpr auto peer = &Config::peer;
   constexpr auto engine = &Config::engine;
+  constexpr auto rdma = &Config::rdma;
   return {
     In<daemon, &D::run_dir>("daemon.run_dir", kRestart, 1, 80,
       "Directory of the control and admin sockets; the daemon makes it and keeps its mode.", {}, CheckAbsolutePath),
@@ -158,6 +160,28 @@ std::vector<Key<Config>> MakeConfigKeys() {
       "Size of each of them: the longest message that needs no landing buffer."),
     In<engine, &E::message_window>("engine.message_window", kRestart, 1, 65'536,
       "Messages a socket may have under way to this node before one must have been delivered."),
+
+    In<rdma, &R::mode>("rdma.mode", kRestart, 0, 16,
+      "Whether messages take RDMA where both ends have it: \"auto\" or \"off\". TCP carries them everywhere else.",
+      {"auto", "off"}),
+    In<rdma, &R::device>("rdma.device", kRestart, 0, 63,
+      "The RDMA device, as `ibv_devices` names it. Empty: the first that fits."),
+    In<rdma, &R::port>("rdma.port", kRestart, 1, 255, "The device's port."),
+    In<rdma, &R::gid_index>("rdma.gid_index", kRestart, -1, 65'535,
+      "The port's address. -1: the first RoCE v2 address that can be routed."),
+    In<rdma, &R::path_mtu>("rdma.path_mtu", kRestart, 0, 4'096,
+      "Largest RDMA packet in bytes: 256, 512, 1024, 2048 or 4096. 0: what the port has. The smaller of both ends is used."),
+    In<rdma, &R::traffic_class>("rdma.traffic_class", kRestart, 0, 255,
+      "Traffic class (DSCP and ECN bits) of RDMA packets: decides whether the switches treat them as lossless."),
+    In<rdma, &R::service_level>("rdma.service_level", kRestart, 0, 15, "Service level of RDMA packets."),
+    In<rdma, &R::timeout>("rdma.timeout", kRestart, 1, 31,
+      "How long a queue pair waits for an answer before it sends again: 4.096 us times two to this power."),
+    In<rdma, &R::retries>("rdma.retries", kRestart, 0, 7,
+      "How often it sends again before RDMA is given up for that peer and TCP goes on."),
+    In<rdma, &R::settle_ms>("rdma.settle_ms", kLive, 1, 600'000,
+      "How long a peer stays on TCP after RDMA failed; doubled up to 30 s while RDMA does not last 10 s."),
+    In<rdma, &R::relaxed_ordering>("rdma.relaxed_ordering", kRestart, 0, 1,
+      "Let the NIC order its writes to memory freely, where it can: faster on some machines."),
 
     In<&Config::pool, &PoolConfig::extent_mib>("pool.extent_mib", kRestart, 4, 1'024,
       "Size of the pieces in which a client's pool grows and shrinks. A multiple of 4."),

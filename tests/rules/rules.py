@@ -30,6 +30,7 @@ LAYERS = {
     "daemon/memory/": ["shm_proto/"],
     "daemon/sched/": ["shm_proto/"],
     "daemon/transport/": ["shm_proto/"],
+    "daemon/rdma.": ["shm_proto/", "daemon/control/", "daemon/transport/"],
     "daemon/clients/": ["shm_proto/", "daemon/memory/"],
     "daemon/engine/": ["shm_proto/", "daemon/sched/", "daemon/memory/", "daemon/transport/transport.h"],
     "daemon/io/": [
