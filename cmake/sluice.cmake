@@ -44,12 +44,21 @@ endfunction()
 if(SLUICE_TESTS)
   add_custom_target(unit_tests)
   add_custom_target(process_tests)
+  add_custom_target(vm_tests)
   add_custom_target(threaded_tests)
   add_custom_target(fuzz_targets)
 endif()
 
-# sluice_test(NAME SOURCES a_test.cc LIBS x [TIMEOUT seconds] [LABEL unit|property|process] [THREADED]): a GoogleTest
-# binary. THREADED: it has threads of its own and runs under ThreadSanitizer too.
+# sluice_vm_test(TARGET [ARGS a b]): that program runs in the VM of tests/vm/, as the test vm_TARGET.
+function(sluice_vm_test target)
+  cmake_parse_arguments(ARG "" "" "ARGS" ${ARGN})
+  set_property(GLOBAL APPEND PROPERTY SLUICE_VM_TESTS ${target})
+  set_property(GLOBAL PROPERTY SLUICE_VM_TEST_${target} $<TARGET_FILE:${target}> ${ARG_ARGS})
+  add_dependencies(vm_tests ${target})
+endfunction()
+
+# sluice_test(NAME SOURCES a_test.cc LIBS x [TIMEOUT seconds] [LABEL unit|property|process|vm] [THREADED]): a GoogleTest
+# binary. THREADED: it has threads of its own and runs under ThreadSanitizer too. LABEL vm: it runs in the VM only.
 function(sluice_test name)
   if(NOT SLUICE_TESTS)
     return()
@@ -65,6 +74,10 @@ function(sluice_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE sluice_flags ${ARG_LIBS} GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_options(${name} PRIVATE ${SLUICE_TEST_FLAGS})
+  if(ARG_LABEL STREQUAL "vm")
+    sluice_vm_test(${name} ARGS --gtest_brief=1)
+    return()
+  endif()
   add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
   set(labels ${ARG_LABEL})
   if(ARG_LABEL STREQUAL "process")
