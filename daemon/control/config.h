@@ -63,8 +63,8 @@ struct RdmaConfig {
   uint32_t path_mtu = 0;   // 0: the port's.
   uint32_t traffic_class = 0;
   uint32_t service_level = 0;
-  uint32_t timeout = 12;
-  uint32_t retries = 7;
+  uint32_t timeout = 13;
+  uint32_t retries = 6;
   uint32_t settle_ms = Tunables{}.fabric_settle_ns / 1'000'000;
   bool relaxed_ordering = false;
 };

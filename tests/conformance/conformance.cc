@@ -78,6 +78,8 @@ std::vector<std::byte> Pattern(size_t bytes, uint32_t seed) {
 
 void Conformance::SetUp() {
   auto network = GetParam().make_network();
+  if (!network && GetParam().needs_device && network.error().code == ErrorCode::kUnavailable)
+    GTEST_SKIP() << network.error().message;
   ASSERT_TRUE(network.has_value()) << network.error().message;
   network_ = std::move(*network);
 }
@@ -156,7 +158,15 @@ void Conformance::ExpectAlive(End& a, End& b) {
   }
 }
 
+void Conformance::LetFindOut(End& end) {
+  if (!GetParam().tells_the_peer) end.Post(MakeSend(6'000'000, {}));
+}
+
 void Conformance::ExpectDead(End& a, End& b) {
+  PollUntil([&] { return GetParam().tells_the_peer || a.disconnected() || b.disconnected(); });
+  for (End* end : {&a, &b}) {
+    if (!end->disconnected()) LetFindOut(*end);
+  }
   ASSERT_TRUE(PollUntil([&] { return a.disconnected() && b.disconnected(); }));
   PollUntilQuiet();
   for (End* end : {&a, &b}) {

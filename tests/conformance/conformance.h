@@ -33,6 +33,10 @@ struct TransportUnderTest {
   std::function<Result<std::unique_ptr<Network>>()> make_network;
   bool waits_for_receives;     // A SEND without a receive waits; else it ends the connection.
   bool discards_stale_writes;  // A WRITE to a withdrawn grant does nothing; else it ends it.
+  bool needs_device = false;   // Without it the tests are skipped, with the reason.
+  bool tells_the_peer = true;  // Of the end of a connection; else it finds out by sending.
+  bool knows_grants = true;    // Else regions are all that is checked: a late WRITE lands, and the
+                               // fence is the end of the queue pair.
 };
 
 inline std::ostream& operator<<(std::ostream& out, const TransportUnderTest& tested) {
@@ -91,6 +95,8 @@ class Conformance : public testing::TestWithParam<TransportUnderTest> {
 
   // A message each way, to see that the connection still works.
   void ExpectAlive(End& a, End& b);
+  // The peer of `end` is gone: makes sure that it finds out.
+  void LetFindOut(End& end);
   // Both ends end, each with exactly one kDisconnected as its last completion.
   void ExpectDead(End& a, End& b);
 

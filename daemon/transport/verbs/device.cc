@@ -71,7 +71,7 @@ Result<std::unique_ptr<VerbsDevice>> VerbsDevice::Open(const VerbsSettings& sett
   std::string text = settings.device.empty()
                          ? "no RDMA device can be used"
                          : "rdma.device: \"" + settings.device + "\" cannot be used";
-  if (refused.empty()) text += ": there is none; `ibv_devices` lists them";
+  if (refused.empty()) text += ": there is none; `rdma link` lists them";
   for (const std::string& why : refused) text += "; " + why;
   return Fail(ErrorCode::kUnavailable, text);
 }

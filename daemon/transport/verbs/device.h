@@ -20,8 +20,8 @@ struct VerbsSettings {
   uint32_t path_mtu = 0;  // Bytes; 0: the port's.
   uint8_t traffic_class = 0;
   uint8_t service_level = 0;
-  uint8_t timeout = 12;  // 4.096 us times two to this power.
-  uint8_t retries = 7;
+  uint8_t timeout = 13;  // 4.096 us times two to this power.
+  uint8_t retries = 6;
   bool relaxed_ordering = false;
   // Addresses of this host that peers are to use, as text; a port that has one of them is
   // preferred.

@@ -297,12 +297,12 @@ void VerbsQueuePair::OnCompletion(const ibv_wc& completion, uint64_t now_ns) {
   out.id = receives_.at(position);
   out.context = context_;
   out.status = Status::kOk;
+  out.bytes = completion.byte_len;
   if (completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
     out.kind = CompletionKind::kWritten;
     out.immediate = ntohl(completion.imm_data);
   } else {
     out.kind = CompletionKind::kReceived;
-    out.bytes = completion.byte_len;
     out.data = receive_addresses_[position % receive_addresses_.size()];
   }
   receives_.ReleaseUpTo(position);
