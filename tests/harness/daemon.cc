@@ -56,6 +56,7 @@ void Daemon::Configure(DaemonOptions options) {
       {"peer.key_file", "\"" + ClusterKeyFile() + "\""},
       {"log.level", "\"debug\""},
   };
+  settings.merge(network_.DaemonSettings(host_));
   for (const auto& [key, value] : options_.settings) settings[key] = value;
   std::string text;
   for (const auto& [key, value] : settings) text += key + " = " + value + "\n";

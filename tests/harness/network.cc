@@ -11,6 +11,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include "shm_proto/base/check.h"
 #include "tests/harness/process.h"
@@ -21,9 +22,13 @@ namespace {
 constexpr const char* kPrefix = "sluice-test-";
 constexpr const char* kNamespaces = "/run/netns";
 
-// Runs ip(8); the words are separated by single spaces.
-Result<> Ip(const std::string& words) {
-  Command command{.arguments = {"ip"}};
+constexpr int kVmHosts = 2;
+
+bool InVm() { return std::getenv("SLUICE_IN_VM") != nullptr; }
+
+// The words are separated by single spaces.
+Result<> Run(const std::string& program, const std::string& words) {
+  Command command{.arguments = {program}};
   for (size_t start = 0; start <= words.size();) {
     const size_t end = std::min(words.find(' ', start), words.size());
     command.arguments.push_back(words.substr(start, end - start));
@@ -31,8 +36,10 @@ Result<> Ip(const std::string& words) {
   }
   const Finished finished = RunCommand(command);
   if (finished.exit_code == 0) return {};
-  return Fail(ErrorCode::kSystem, "ip " + words + ": " + finished.output);
+  return Fail(ErrorCode::kSystem, program + " " + words + ": " + finished.output);
 }
+
+Result<> Ip(const std::string& words) { return Run("ip", words); }
 
 // Namespaces of test processes that are gone.
 void RemoveLeftovers() {
@@ -67,6 +74,8 @@ Result<std::unique_ptr<Network>> Network::Create(int hosts) {
   SLUICE_CHECK(hosts >= 1 && hosts <= 9, "a test network has one to nine hosts");
   RemoveLeftovers();
   std::unique_ptr<Network> network(new Network(hosts));
+  network->in_vm_ = InVm() && hosts == kVmHosts;
+  if (network->in_vm_) return network;
   if (auto built = network->Build(); !built) return std::unexpected(built.error());
   return network;
 }
@@ -93,27 +102,47 @@ Result<> Network::Build() {
 }
 
 Network::~Network() {
+  if (in_vm_) {
+    (void)Vm("heal");
+    return;
+  }
   for (int host = 0; host < hosts_; ++host) (void)Ip("netns del " + Namespace(host));
   (void)Ip("netns del " + prefix_ + "switch");
 }
 
-std::string Network::Namespace(int host) const { return prefix_ + std::to_string(host); }
+Result<> Network::Vm(const std::string& words) { return Run(SLUICE_VM_NETWORK_PROGRAM, words); }
 
-std::string Network::Address(int host) const { return "10.77.0." + std::to_string(host + 1); }
+std::string Network::Namespace(int host) const {
+  return in_vm_ ? "" : prefix_ + std::to_string(host);
+}
+
+std::string Network::Address(int host) const {
+  return (in_vm_ ? "10.88.0." : "10.77.0.") + std::to_string(host + 1);
+}
+
+std::map<std::string, std::string> Network::DaemonSettings(int host) const {
+  if (!in_vm_) return {};
+  return {{"peer.listen", "[\"" + Address(host) + "\"]"},
+          {"rdma.device", "\"rxe" + std::to_string(host) + "\""},
+          {"http.listen", "\"127.0.0.1:" + std::to_string(9450 + host) + "\""}};
+}
 
 Result<> Network::Unplug(int host) {
+  if (in_vm_) return Vm("drop all");
   return Ip("-n " + prefix_ + "switch link set port" + std::to_string(host) + " nomaster");
 }
 
 Result<> Network::Plug(int host) {
+  if (in_vm_) return Vm("heal");
   return Ip("-n " + prefix_ + "switch link set port" + std::to_string(host) + " master br0");
 }
 
 Result<Fd> Network::Connect(int from_host, const std::string& address, uint16_t port) const {
   Fd socket_fd;
   {
-    InNamespace host(Namespace(from_host));
-    if (!host.entered()) return FailErrno("setns " + Namespace(from_host));
+    std::optional<InNamespace> host;
+    if (!in_vm_) host.emplace(Namespace(from_host));
+    if (host && !host->entered()) return FailErrno("setns " + Namespace(from_host));
     socket_fd.Reset(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   }
   if (!socket_fd.valid()) return FailErrno("socket");

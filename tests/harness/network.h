@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -13,6 +14,8 @@ namespace sluice::testing {
 
 // Up to nine hosts, each a network namespace with an interface of its own on one Ethernet segment.
 // Names are unique to this process; what a killed test left behind is removed by the next one.
+// In the VM (tests/vm/network) two hosts are the two ends of its first link instead, so that they
+// have RDMA: processes that share our namespace but not their addresses.
 // Owns: the namespaces, which go with it.
 class Network {
  public:
@@ -20,13 +23,18 @@ class Network {
   static std::string WhyUnavailable();
 
   static Result<std::unique_ptr<Network>> Create(int hosts);
+
+  // Runs the script tests/vm/network, which is what a test in the VM makes faults with.
+  static Result<> Vm(const std::string& words);
   ~Network();
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
   int hosts() const { return hosts_; }
-  std::string Namespace(int host) const;  // As `ip netns` knows it.
+  std::string Namespace(int host) const;  // As `ip netns` knows it; empty: ours.
   std::string Address(int host) const;    // "10.77.0.1" for host 0.
+  // What a daemon must be told to live there, as DaemonOptions::settings.
+  std::map<std::string, std::string> DaemonSettings(int host) const;
 
   // A black hole: frames from and to this host vanish; its own interface stays up and notices
   // nothing.
@@ -42,6 +50,7 @@ class Network {
   Result<> Build();
 
   int hosts_;
+  bool in_vm_ = false;
   std::string prefix_;
 };
 
