@@ -431,6 +431,11 @@ Switch::Replica Switch::BuildReplica(uint16_t replica, const SharedWriteData& da
   return {.port = entry->destination.port, .frame = frame};
 }
 
+uint32_t Switch::TaskLimitOf(uint8_t slice) const {
+  const SliceEntry* entry = slice_table_.Find(slice);
+  return entry == nullptr ? 0 : entry->task_limit;
+}
+
 Result<> Switch::SetPsn(uint16_t psn_register, uint32_t psn) {
   if (psn_register >= psns_.size()) {
     return Fail(ErrorCode::kInvalid,

@@ -113,6 +113,7 @@ class Switch {
 
   const SwitchConfig& config() const { return config_; }
   const TicketQueue& queue(uint8_t slice) const { return queues_[slice]; }
+  uint32_t TaskLimitOf(uint8_t slice) const;
   uint32_t tokens_held(uint16_t member) const { return tokens_held_[member]; }
   uint64_t count(Outcome outcome) const { return counts_[static_cast<size_t>(outcome)]; }
   uint64_t malformed(Malformed reason) const { return malformed_[static_cast<size_t>(reason)]; }

@@ -26,6 +26,7 @@ LAYERS = {
     "shm_proto/": [],
     "p4_scheduler/packet/": ["shm_proto/base/"],
     "p4_scheduler/core/": ["shm_proto/base/", "p4_scheduler/packet/"],
+    "p4_scheduler/switch/": ["shm_proto/base/", "p4_scheduler/packet/", "p4_scheduler/core/"],
     "libclient/": ["shm_proto/", "p4_scheduler/packet/"],
     "daemon/memory/": ["shm_proto/"],
     "daemon/sched/": ["shm_proto/"],
