@@ -28,6 +28,7 @@ LAYERS = {
     "p4_scheduler/core/": ["shm_proto/base/", "p4_scheduler/packet/"],
     "p4_scheduler/switch/": ["shm_proto/base/", "p4_scheduler/packet/", "p4_scheduler/core/"],
     "libclient/": ["shm_proto/", "p4_scheduler/packet/"],
+    "libclient/rpc/": ["libclient/include/sluice/"],
     "daemon/memory/": ["shm_proto/"],
     "daemon/sched/": ["shm_proto/"],
     "daemon/transport/": ["shm_proto/"],
@@ -54,6 +55,7 @@ TEST_LAYERS = {
     "p4_scheduler/": ["shm_proto/base/", "p4_scheduler/"],
     "daemon/": ["shm_proto/", "daemon/"],
     "libclient/": ["shm_proto/"],
+    "libclient/rpc/": ["libclient/include/sluice/", "libclient/examples/sluice-ps/fake_sluice.h"],
 }
 TEST_FILE = re.compile(r"(_test|_testing|test_[a-z_]+)\.(cc|h)$")
 
