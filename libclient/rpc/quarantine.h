@@ -52,9 +52,10 @@ class Quarantine {
   void OnSuccess() { failures_in_a_row_ = 0; }
 
   bool WantsProbes() const { return state_ == State::kDoubted || state_ == State::kExcluded; }
-  bool ProbeDue(uint64_t now_ns) const {
-    return WantsProbes() && !probing_ && now_ns >= probe_at_ns_;
+  uint64_t probe_at_ns() const {  // UINT64_MAX: none is wanted.
+    return WantsProbes() && !probing_ ? probe_at_ns_ : UINT64_MAX;
   }
+  bool ProbeDue(uint64_t now_ns) const { return now_ns >= probe_at_ns(); }
   void OnProbeSent() { probing_ = true; }
   void OnProbe(bool good, uint64_t now_ns, const QuarantineSettings& settings);
 
@@ -62,7 +63,6 @@ class Quarantine {
   double LoadShare(uint64_t now_ns, const QuarantineSettings& settings) const;
 
   State state(uint64_t now_ns, const QuarantineSettings& settings) const;
-  uint64_t probe_at_ns() const { return probe_at_ns_; }
 
  private:
   void Fail(FailureWindow& window, uint32_t limit, uint32_t doubt_after, uint64_t now_ns,

@@ -15,7 +15,7 @@ class RetryBudget {
  public:
   // share: further attempts per request, 0 to 1. reserve: how many a quiet channel may make at
   // once.
-  RetryBudget(double share, uint32_t reserve) { Resize(share, reserve), parts_ = limit_parts_; }
+  RetryBudget(double share, uint32_t reserve) { Resize(share, reserve); }
 
   void OnRequest() { parts_ = std::min(parts_ + share_parts_, limit_parts_); }
 
@@ -26,11 +26,16 @@ class RetryBudget {
     return true;
   }
 
-  // Live; what was saved above the new reserve is gone.
+  // What was taken has put no load on anybody after all.
+  void Return() { parts_ = std::min(parts_ + kPartsPerToken, limit_parts_); }
+
+  // Live. A larger reserve is there at once; what was saved above a smaller one is gone.
   void Resize(double share, uint32_t reserve) {
     share_parts_ = static_cast<uint64_t>(std::clamp(share, 0.0, 1.0) * kPartsPerToken);
+    const uint64_t former_parts = limit_parts_;
     // A share above 0 needs room to add up to a token.
     limit_parts_ = std::max<uint64_t>(reserve, share_parts_ > 0 ? 1 : 0) * kPartsPerToken;
+    if (limit_parts_ > former_parts) parts_ += limit_parts_ - former_parts;
     parts_ = std::min(parts_, limit_parts_);
   }
 

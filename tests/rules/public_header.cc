@@ -3,5 +3,8 @@
 #if __has_include(<sluice/sluice.hpp>)
 #include <sluice/sluice.hpp>
 #endif
+#if __has_include(<sluice/rpc.hpp>)
+#include <sluice/rpc.hpp>
+#endif
 
 int main() { return sluice_version() == nullptr; }

@@ -31,9 +31,12 @@ struct Socket {
 
 struct Message {
   sluice_socket from;
-  void* data;
+  void* data;  // The buffer; the message begins `offset` bytes into it.
+  size_t offset;
   size_t bytes;
   uint64_t user_data;
+  uint32_t flags;
+  uint64_t trace_id;
 };
 
 struct World {
@@ -41,7 +44,7 @@ struct World {
   std::map<uint16_t, std::pair<sluice_channel*, uint64_t>> listeners;
   std::deque<Message> transit;
   std::set<sluice_channel*> channels;
-  std::set<void*> buffers;
+  std::map<void*, size_t> buffers;  // And their length.
   sluice_socket next_socket = 1;
   size_t bad_frees = 0;
   size_t transit_limit = 64;
@@ -49,14 +52,24 @@ struct World {
   bool duplicate_next = false;
   bool lose_next = false;
   bool flip_next = false;
+  bool fail_next = false;
+  bool hold_connects = false;
 };
 
 World world;
 
 void* NewBuffer(size_t bytes) {
   void* buffer = std::malloc(bytes == 0 ? 1 : bytes);
-  world.buffers.insert(buffer);
+  world.buffers[buffer] = bytes;
   return buffer;
+}
+
+// The buffer in which `data` lies, or nullptr.
+void* BufferOf(const void* data) {
+  auto after = world.buffers.upper_bound(const_cast<void*>(data));
+  if (after == world.buffers.begin()) return nullptr;
+  const auto& [buffer, bytes] = *--after;
+  return static_cast<const char*>(data) <= static_cast<char*>(buffer) + bytes ? buffer : nullptr;
 }
 
 void Post(sluice_channel* channel, uint32_t type, sluice_socket socket, uint64_t user_data,
@@ -80,7 +93,8 @@ void Arrive(const Message& message) {
   sluice_event& event = to->second.channel->events.back();
   event.data = NewBuffer(message.bytes);
   event.length = message.bytes;
-  std::memcpy(event.data, message.data, message.bytes);
+  event.trace_id = message.trace_id;
+  std::memcpy(event.data, static_cast<char*>(message.data) + message.offset, message.bytes);
   if (std::exchange(world.flip_next, false)) {
     static_cast<unsigned char*>(event.data)[message.bytes - 1] ^= 1;
   }
@@ -89,9 +103,28 @@ void Arrive(const Message& message) {
 void End(const Message& message, uint32_t outcome, int error) {
   const auto from = world.sockets.find(message.from);
   --from->second.in_transit;
-  Post(from->second.channel, SLUICE_EVENT_SENT, message.from, message.user_data, outcome, error);
+  if (outcome != SLUICE_OK || (message.flags & SLUICE_SEND_SILENT) == 0) {
+    Post(from->second.channel, SLUICE_EVENT_SENT, message.from, message.user_data, outcome, error);
+  }
+  if ((message.flags & SLUICE_SEND_KEEP) != 0) {
+    from->second.channel->events.back().data = message.data;
+    return;
+  }
   world.buffers.erase(message.data);
   std::free(message.data);
+}
+
+// What this socket's owner has sent and the other end has not got, never arrives.
+void EndTransit(sluice_socket socket) {
+  std::deque<Message> kept;
+  for (const Message& message : world.transit) {
+    if (message.from == socket) {
+      End(message, SLUICE_UNKNOWN, ECONNRESET);
+    } else {
+      kept.push_back(message);
+    }
+  }
+  world.transit = kept;
 }
 
 void CloseSocket(sluice_socket socket, int error) {
@@ -114,6 +147,10 @@ void Deliver(size_t messages) {
   for (; messages > 0 && !world.transit.empty(); --messages) {
     const Message message = world.transit.front();
     world.transit.pop_front();
+    if (std::exchange(world.fail_next, false)) {
+      End(message, SLUICE_FAILED, EHOSTUNREACH);
+      continue;
+    }
     if (!std::exchange(world.lose_next, false)) {
       Arrive(message);
     }
@@ -164,6 +201,8 @@ void LimitInTransit(size_t messages) { world.transit_limit = messages; }
 void DuplicateNext() { world.duplicate_next = true; }
 void LoseNext() { world.lose_next = true; }
 void FlipBitInNext() { world.flip_next = true; }
+void FailNext() { world.fail_next = true; }
+void HoldConnects(bool hold) { world.hold_connects = hold; }
 size_t Buffers() { return world.buffers.size(); }
 size_t BadFrees() { return world.bad_frees; }
 
@@ -196,19 +235,18 @@ int sluice_channel_close(sluice_channel* channel) {
     }
     return mine;
   });
-  for (auto at = world.sockets.begin(); at != world.sockets.end();) {
-    const auto next = std::next(at);
-    if (at->second.channel == channel) {
-      world.sockets.erase(at);
-    }
-    at = next;
-  }
+  std::set<sluice_socket> orphans;  // Whose other end was this channel's.
+  std::erase_if(world.sockets, [&](const auto& socket) {
+    if (socket.second.channel != channel) return false;
+    orphans.insert(socket.second.peer);
+    return true;
+  });
+  for (const sluice_socket orphan : orphans) EndTransit(orphan);
+  for (const sluice_socket orphan : orphans) CloseSocket(orphan, ECONNRESET);
   std::erase_if(world.listeners,
                 [&](const auto& listener) { return listener.second.first == channel; });
   for (const sluice_event& event : channel->events) {
-    if (event.type == SLUICE_EVENT_MESSAGE) {
-      sluice_free(channel, event.data);
-    }
+    sluice_free(channel, event.data);  // Of a message, or of a send with KEEP.
   }
   world.channels.erase(channel);
   delete channel;
@@ -254,6 +292,10 @@ int sluice_connect(sluice_channel* channel, const char* address, uint64_t user_d
   const auto service = static_cast<uint16_t>(std::atoi(text.substr(text.rfind(':') + 1).c_str()));
   const auto listener = world.listeners.find(service);
   *socket = world.next_socket++;
+  if (world.hold_connects) {
+    world.sockets[*socket] = {channel, 0, user_data, 0};
+    return 0;
+  }
   if (listener == world.listeners.end()) {
     Post(channel, SLUICE_EVENT_CONNECTED, *socket, user_data, SLUICE_FAILED, ECONNREFUSED);
     return 0;
@@ -263,6 +305,7 @@ int sluice_connect(sluice_channel* channel, const char* address, uint64_t user_d
   world.sockets[accepted] = {listener->second.first, *socket, 0, 0};
   Post(channel, SLUICE_EVENT_CONNECTED, *socket, user_data);
   Post(listener->second.first, SLUICE_EVENT_ACCEPTED, accepted, listener->second.second);
+  listener->second.first->events.back().listener = service;
   return 0;
 }
 
@@ -272,34 +315,36 @@ int sluice_close(sluice_channel*, sluice_socket socket) {
     return -ENOTCONN;
   }
   const sluice_socket peer = found->second.peer;
-  std::deque<Message> kept;
-  for (const Message& message : world.transit) {
-    if (message.from == socket || message.from == peer) {
-      End(message, SLUICE_UNKNOWN, ECONNRESET);
-    } else {
-      kept.push_back(message);
-    }
-  }
-  world.transit = kept;
+  EndTransit(socket);
+  EndTransit(peer);
   CloseSocket(socket, 0);
   CloseSocket(peer, 0);
   return 0;
 }
 
-int sluice_send(sluice_channel*, sluice_socket socket, void* data, size_t length, uint32_t,
-                uint64_t user_data, uint64_t) {
+int sluice_unlisten(sluice_channel*, sluice_listener listener) {
+  return world.listeners.erase(static_cast<uint16_t>(listener)) == 0 ? -EINVAL : 0;
+}
+
+int sluice_event_fd(sluice_channel*) { return -1; }
+int sluice_arm(sluice_channel* channel) { return channel->events.empty() ? 0 : 1; }
+
+int sluice_send(sluice_channel*, sluice_socket socket, void* data, size_t length, uint32_t flags,
+                uint64_t user_data, uint64_t trace_id) {
   const auto found = world.sockets.find(socket);
   if (found == world.sockets.end()) {
     return -ENOTCONN;
   }
-  if (!world.buffers.contains(data)) {
+  void* buffer = BufferOf(data);
+  if (buffer == nullptr) {
     return -EINVAL;
   }
   if (found->second.in_transit >= world.transit_limit) {
     return -EAGAIN;
   }
   ++found->second.in_transit;
-  world.transit.push_back({socket, data, length, user_data});
+  const auto offset = static_cast<size_t>(static_cast<char*>(data) - static_cast<char*>(buffer));
+  world.transit.push_back({socket, buffer, offset, length, user_data, flags, trace_id});
   return 0;
 }
 

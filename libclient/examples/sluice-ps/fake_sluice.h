@@ -20,7 +20,9 @@ void LimitInTransit(size_t messages);  // A socket's sends beyond it get -EAGAIN
 void DuplicateNext();  // The next message delivered arrives twice, as a broken transport would do.
 void LoseNext();       // The next one does not arrive, and its sender is told that it did.
 void FlipBitInNext();  // The next one arrives with one bit of its last byte changed.
-size_t Buffers();      // Not yet freed.
-size_t BadFrees();     // Of what is not a buffer, or not any more.
+void FailNext();       // The next one does not arrive, and its sender is told so.
+void HoldConnects(bool hold);  // Connects get no answer.
+size_t Buffers();              // Not yet freed.
+size_t BadFrees();             // Of what is not a buffer, or not any more.
 
 }  // namespace fake_sluice
