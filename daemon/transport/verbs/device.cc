@@ -13,6 +13,7 @@
 #include <fstream>
 #include <utility>
 
+#include "daemon/transport/transport.h"
 #include "daemon/transport/verbs/call.h"
 #include "shm_proto/base/units.h"
 
@@ -46,10 +47,14 @@ uint32_t Bytes(ibv_mtu mtu) { return 128u << mtu; }
 }  // namespace
 
 Result<std::unique_ptr<VerbsDevice>> VerbsDevice::Open(const VerbsSettings& settings) {
-  // Before any memory is registered; the daemon itself does not fork.
-  if (ibv_is_fork_initialized() == IBV_FORK_DISABLED) ibv_fork_init();
   std::unique_ptr<VerbsDevice> chosen;
   std::vector<std::string> refused;
+  // Before any memory is registered. The daemon does not fork, so that it cannot is only noted.
+  std::string fork_note;
+  if (ibv_is_fork_initialized() == IBV_FORK_DISABLED) {
+    if (auto done = Verbs(ibv_fork_init(), "ibv_fork_init"); !done)
+      fork_note = "forking would break its memory: " + done.error().message;
+  }
   int count = 0;
   ibv_device** devices = ibv_get_device_list(&count);
   for (int i = 0; devices != nullptr && i < count; ++i) {
@@ -59,13 +64,18 @@ Result<std::unique_ptr<VerbsDevice>> VerbsDevice::Open(const VerbsSettings& sett
     device->settings_ = settings;
     if (auto opened = device->OpenOn(devices[i]); !opened) {
       refused.push_back(name + ": " + opened.error().message);
-    } else if (chosen == nullptr || device->gid_rank_ > chosen->gid_rank_) {
-      chosen = std::move(device);
+    } else {
+      if (chosen == nullptr || device->gid_rank_ > chosen->gid_rank_) std::swap(chosen, device);
+      if (device != nullptr) {
+        refused.push_back(device->name() + ": " + chosen->name() +
+                          " serves as well or better than its " + Text(device->gid_));
+      }
     }
   }
   if (devices != nullptr) ibv_free_device_list(devices);
   if (chosen != nullptr) {
     for (std::string& why : refused) chosen->notes_.push_back("not used: " + std::move(why));
+    if (!fork_note.empty()) chosen->notes_.push_back(std::move(fork_note));
     return chosen;
   }
   std::string text = settings.device.empty()
@@ -81,6 +91,10 @@ Result<> VerbsDevice::OpenOn(ibv_device* device) {
   if (context_ == nullptr) return FailErrno("opening it (may the daemon use /dev/infiniband?)");
   if (auto done = Verbs(ibv_query_device(context_, &attributes_), "ibv_query_device"); !done)
     return done;
+  if (attributes_.max_sge < static_cast<int>(kMaxSegments))
+    return Fail(ErrorCode::kUnavailable, "its requests have at most " +
+                                             std::to_string(attributes_.max_sge) + " pieces, not " +
+                                             std::to_string(kMaxSegments));
   ibv_port_attr port{};
   if (auto done = Verbs(ibv_query_port(context_, settings_.port, &port),
                         "port " + std::to_string(settings_.port));
@@ -181,6 +195,7 @@ std::string VerbsDevice::TakeEvents() {
     switch (event.event_type) {
       case IBV_EVENT_PORT_ERR: reason = "the port went down"; break;
       case IBV_EVENT_DEVICE_FATAL: reason = "the device failed"; break;
+      case IBV_EVENT_LID_CHANGE: reason = "the port's LID changed"; break;
       case IBV_EVENT_CQ_ERR: reason = "a completion queue overran"; break;
       case IBV_EVENT_GID_CHANGE:
         if (auto index = GidIndex(); !index) reason = index.error().message;
