@@ -46,43 +46,21 @@ Result<std::unique_ptr<FabricQueuePair>> VerbsQueuePair::Create(VerbsFabric& fab
                                                                 std::span<std::byte> own_memory,
                                                                 void* context) {
   std::unique_ptr<VerbsQueuePair> made(new VerbsQueuePair(fabric, limits, own_memory, context));
-  if (auto reserved = fabric.Reserve(made->MostCompletions()); !reserved) {
-    fabric.reserved_ += made->MostCompletions();  // Its end gives back what it never had.
-    return std::unexpected(reserved.error());
-  }
   if (auto done = made->Make(); !done) return std::unexpected(done.error());
   return made;
 }
 
-// Each queue has one place more than the engine uses: for its beacon.
-size_t VerbsQueuePair::MostCompletions() const {
-  return size_t{limits_.send_queue_depth} + limits_.receive_queue_depth + 3;
-}
-
 Result<> VerbsQueuePair::Make() {
+  // Each queue has one place more than the engine uses: for its beacon.
+  const size_t completions = size_t{limits_.send_queue_depth} + limits_.receive_queue_depth + 2;
+  if (auto reserved = fabric_.Reserve(completions); !reserved) return reserved;
+  reserved_completions_ = completions;
   own_region_ = ibv_reg_mr(fabric_.device_.pd(), own_memory_.data(), own_memory_.size(),
                            IBV_ACCESS_LOCAL_WRITE);
   if (own_region_ == nullptr) return FailErrno("registering a queue pair's own memory");
   own_ = {own_memory_.data(), own_memory_.size(), own_region_->lkey, 0};
 
-  ibv_qp_init_attr init{};
-  init.send_cq = init.recv_cq = fabric_.queue_;
-  init.qp_type = IBV_QPT_RC;
-  init.cap = {.max_send_wr = limits_.send_queue_depth + 1,
-              .max_recv_wr = limits_.receive_queue_depth + 1,
-              .max_send_sge = kMaxSegments,
-              .max_recv_sge = 1,
-              .max_inline_data = kInlineBytes};
-  ibv_pd* domain = fabric_.parent_domain_ != nullptr ? fabric_.parent_domain_
-                                                     : fabric_.device_.pd();
-  queue_pair_ = ibv_create_qp(domain, &init);
-  if (queue_pair_ == nullptr) {
-    return FailErrno("ibv_create_qp with " + std::to_string(init.cap.max_send_wr) + " sends of " +
-                     std::to_string(kMaxSegments) + " pieces and " +
-                     std::to_string(init.cap.max_recv_wr) + " receives");
-  }
-  inline_bytes_ = std::min(init.cap.max_inline_data, kInlineBytes);
-  number_ = queue_pair_->qp_num;
+  if (auto created = CreateInDevice(); !created) return created;
   fabric_.queue_pairs_[number_] = this;
   first_psn_ = static_cast<uint32_t>(fabric_.random_.Next()) & k24Bits;
 
@@ -95,6 +73,35 @@ Result<> VerbsQueuePair::Make() {
                "ibv_modify_qp to INIT");
 }
 
+// How much a device takes inline cannot be asked for: it refuses the queue pair instead.
+Result<> VerbsQueuePair::CreateInDevice() {
+  ibv_pd* domain = fabric_.parent_domain_ != nullptr ? fabric_.parent_domain_
+                                                     : fabric_.device_.pd();
+  ibv_qp_init_attr init{};
+  for (uint32_t inline_bytes = kInlineBytes; queue_pair_ == nullptr; inline_bytes /= 2) {
+    init = {};
+    init.send_cq = init.recv_cq = fabric_.queue_;
+    init.qp_type = IBV_QPT_RC;
+    init.cap = {.max_send_wr = limits_.send_queue_depth + 1,
+                .max_recv_wr = limits_.receive_queue_depth + 1,
+                .max_send_sge = kMaxSegments,
+                .max_recv_sge = 1,
+                .max_inline_data = inline_bytes};
+    queue_pair_ = ibv_create_qp(domain, &init);
+    if (queue_pair_ == nullptr && inline_bytes == 0) {
+      return FailErrno("ibv_create_qp with " + std::to_string(init.cap.max_send_wr) + " sends of " +
+                       std::to_string(kMaxSegments) + " pieces and " +
+                       std::to_string(init.cap.max_recv_wr) + " receives (" +
+                       fabric_.device_.name() + " allows " +
+                       std::to_string(fabric_.device_.attributes().max_qp) + " queue pairs of " +
+                       std::to_string(fabric_.device_.attributes().max_qp_wr) + " requests)");
+    }
+  }
+  inline_bytes_ = std::min(init.cap.max_inline_data, kInlineBytes);
+  number_ = queue_pair_->qp_num;
+  return {};
+}
+
 VerbsQueuePair::~VerbsQueuePair() {
   Destroy();
   if (own_region_ != nullptr) ibv_dereg_mr(own_region_);
@@ -105,7 +112,7 @@ VerbsQueuePair::~VerbsQueuePair() {
 void VerbsQueuePair::Destroy() {
   if (queue_pair_ == nullptr) return;
   ibv_destroy_qp(std::exchange(queue_pair_, nullptr));
-  fabric_.queue_pairs_.erase(number_);
+  fabric_.DropCompletions(number_);
 }
 
 Endpoint VerbsQueuePair::local_endpoint() const {
@@ -120,6 +127,7 @@ Endpoint VerbsQueuePair::local_endpoint() const {
 }
 
 Result<> VerbsQueuePair::Connect(const Endpoint& endpoint) {
+  if (!reason_.empty()) return Fail(ErrorCode::kUnavailable, "the queue pair is dead: " + reason_);
   auto peer = Unpack(endpoint);
   if (!peer) return std::unexpected(peer.error());
   if (peer->link_layer != fabric_.device_.link_layer())
@@ -180,24 +188,27 @@ Result<> VerbsQueuePair::ToReadyToSend() {
 // --- posting ---
 
 const Region* VerbsQueuePair::Find(const std::byte* address, uint64_t bytes) {
-  const auto offset = static_cast<uint64_t>(address - own_memory_.data());
-  if (address >= own_memory_.data() && offset < own_.bytes) return &own_;
+  if (RegionLookup::Holds(own_, address, bytes)) return &own_;
   return fabric_.regions_.Find(address, bytes);
 }
 
-// False: it names memory that the NIC does not know.
+// False: it names memory that the NIC does not know. Empty pieces are left out: to some NICs a
+// length of 0 means 2 GiB.
 bool VerbsQueuePair::Fill(const SendRequest& request, ibv_send_wr& work, ibv_sge*& piece) {
+  SLUICE_CHECK(request.segment_count <= kMaxSegments,
+               "a send request has at most kMaxSegments pieces");
   work = {};
   work.sg_list = piece;
-  work.num_sge = static_cast<int>(request.segment_count);
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < request.segment_count; ++i) {
     const Segment& segment = request.segments[i];
+    if (segment.length == 0) continue;
     const Region* region = Find(segment.address, segment.length);
     if (region == nullptr) return false;
     *piece++ = {Number(segment.address), segment.length, region->local_key};
     bytes += segment.length;
   }
+  work.num_sge = static_cast<int>(piece - work.sg_list);
   if (request.signalled) work.send_flags |= IBV_SEND_SIGNALED;
   if (bytes <= inline_bytes_) work.send_flags |= IBV_SEND_INLINE;
   work.opcode = request.opcode == Opcode::kSend    ? IBV_WR_SEND
@@ -227,8 +238,8 @@ size_t VerbsQueuePair::PostSend(std::span<const SendRequest> requests) {
   ibv_send_wr* bad = nullptr;
   auto posted = Verbs(ibv_post_send(queue_pair_, send_work_.data(), &bad), "ibv_post_send");
   if (posted) return count;
-  // Those before the bad one are posted.
-  const auto taken = static_cast<size_t>(bad - send_work_.data());
+  // Those before the bad one are posted; if none is named all are, and the device was not told.
+  const size_t taken = bad != nullptr ? static_cast<size_t>(bad - send_work_.data()) : count;
   sends_.Truncate(begin + taken);
   Die(posted.error().message);
   return taken;
@@ -240,9 +251,11 @@ Result<> VerbsQueuePair::PostReceive(std::span<const ReceiveRequest> requests) {
     return Fail(ErrorCode::kInvalid, "more receives posted than the receive queue is deep (" +
                                          std::to_string(limits_.receive_queue_depth) + ")");
   }
+  const uint64_t begin = receives_.end();
   for (size_t i = 0; i < requests.size(); ++i) {
-    const Region* region = Find(requests[i].address, requests[i].length);
-    if (region != &own_ || requests[i].length < limits_.receive_bytes) {
+    if (!RegionLookup::Holds(own_, requests[i].address, requests[i].length) ||
+        requests[i].length < limits_.receive_bytes) {
+      receives_.Truncate(begin);
       return Fail(ErrorCode::kInvalid,
                   "a posted receive is too small or outside the queue pair's own memory");
     }
@@ -310,6 +323,8 @@ void VerbsQueuePair::OnCompletion(const ibv_wc& completion, uint64_t now_ns) {
 }
 
 void VerbsQueuePair::OnSent(uint64_t position) {
+  SLUICE_CHECK(position >= sends_.first() && position < sends_.end(),
+               "a send completes after it was posted, and once");
   Completion out{};
   out.id = sends_.at(position);
   out.context = context_;
@@ -324,7 +339,6 @@ void VerbsQueuePair::OnSent(uint64_t position) {
 void VerbsQueuePair::Die(std::string reason) {
   if (!reason_.empty()) return;
   reason_ = std::move(reason);
-  drain_deadline_ns_ = fabric_.now_ns_ + kDrainNs;
   fabric_.dying_.push_back(this);
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_ERR;
@@ -348,6 +362,8 @@ void VerbsQueuePair::PostBeacons() {
 }
 
 bool VerbsQueuePair::FinishDying(uint64_t now_ns) {
+  // From the first look on: nobody may have polled for long before the end.
+  if (drain_deadline_ns_ == 0) drain_deadline_ns_ = now_ns + kDrainNs;
   if ((!sends_drained_ || !receives_drained_) && now_ns < drain_deadline_ns_) return false;
   Destroy();
   Completion out{};

@@ -72,12 +72,13 @@ class VerbsQueuePair final : public FabricQueuePair {
   void OnCompletion(const ibv_wc& completion, uint64_t now_ns);
   // Whether all that was outstanding has been told.
   bool FinishDying(uint64_t now_ns);
-  size_t MostCompletions() const;
+  size_t reserved_completions() const { return reserved_completions_; }
 
  private:
   VerbsQueuePair(VerbsFabric& fabric, const QueuePairLimits& limits,
                  std::span<std::byte> own_memory, void* context);
   Result<> Make();
+  Result<> CreateInDevice();
   Result<> ToReadyToReceive(const VerbsEndpoint& peer);
   Result<> ToReadyToSend();
   const Region* Find(const std::byte* address, uint64_t bytes);
@@ -99,6 +100,7 @@ class VerbsQueuePair final : public FabricQueuePair {
   Region own_{};
   ibv_qp* queue_pair_ = nullptr;
   uint32_t number_ = 0;
+  size_t reserved_completions_ = 0;  // Of the fabric's queue.
   uint32_t inline_bytes_ = 0;
   uint32_t first_psn_ = 0;
   PostedIds sends_;
@@ -111,7 +113,7 @@ class VerbsQueuePair final : public FabricQueuePair {
   std::string reason_;
   bool sends_drained_ = false;
   bool receives_drained_ = false;
-  uint64_t drain_deadline_ns_ = 0;
+  uint64_t drain_deadline_ns_ = 0;  // 0: not set yet.
   uint64_t last_heard_ns_ = 0;
 };
 

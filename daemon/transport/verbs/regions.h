@@ -32,13 +32,13 @@ class RegionLookup {
     return last_ = &*above;
   }
 
- private:
   static bool Holds(const Region& region, const std::byte* address, uint64_t bytes) {
     if (address < region.address) return false;
     const auto offset = static_cast<uint64_t>(address - region.address);
     return offset <= region.bytes && bytes <= region.bytes - offset;
   }
 
+ private:
   std::shared_ptr<const Regions> regions_;
   const Region* last_ = nullptr;
 };

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "shm_proto/base/check.h"
+
 namespace sluice::transport {
 
 Result<> VerbsRegistry::Attach(VerbsDevice& device) {
@@ -30,6 +32,7 @@ void VerbsRegistry::Detach() {
 
 Result<> VerbsRegistry::Register(std::byte* address, uint64_t bytes) {
   std::lock_guard lock(mutex_);
+  SLUICE_CHECK(!pieces_.contains(address), "memory is registered once");
   Piece piece{.bytes = bytes};
   if (device_ != nullptr) {
     if (auto added = Add(address, piece); !added) return added;

@@ -82,11 +82,20 @@ Result<> VerbsFabric::Reserve(size_t completions) {
 void VerbsFabric::Forget(VerbsQueuePair* queue_pair) {
   completions_.Drop(queue_pair);
   std::erase(dying_, queue_pair);
-  reserved_ -= queue_pair->MostCompletions();
+  released_ += queue_pair->reserved_completions();
+}
+
+// Of a queue pair that was destroyed. Its number may be another's next.
+void VerbsFabric::DropCompletions(uint32_t number) {
+  queue_pairs_.erase(number);
+  const auto rest = batch_.begin() + batch_next_;
+  batch_count_ = static_cast<int>(
+      std::remove_if(rest, batch_.begin() + batch_count_,
+                     [number](const ibv_wc& each) { return each.qp_num == number; }) -
+      batch_.begin());
 }
 
 size_t VerbsFabric::Poll(std::span<Completion> completions, uint64_t now_ns) {
-  now_ns_ = now_ns;
   completions_.Begin(completions);
   if (armed_) TakeChannelEvents();
   while (!completions_.full() && Collect()) {
@@ -105,6 +114,7 @@ bool VerbsFabric::Collect() {
   if (batch_next_ < batch_count_) return true;
   batch_next_ = 0;
   batch_count_ = std::max(0, ibv_poll_cq(queue_, kBatch, batch_.data()));
+  if (batch_count_ < kBatch) reserved_ -= std::exchange(released_, 0);
   return batch_count_ > 0;
 }
 

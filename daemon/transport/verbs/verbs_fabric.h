@@ -57,6 +57,7 @@ class VerbsFabric final : public Fabric {
   void TakeChannelEvents();
   bool Collect();
   void Handle(const ibv_wc& completion, uint64_t now_ns);
+  void DropCompletions(uint32_t number);
   void Forget(VerbsQueuePair* queue_pair);
 
   const VerbsDevice& device_;
@@ -72,10 +73,10 @@ class VerbsFabric final : public Fabric {
   std::array<ibv_wc, kBatch> batch_;  // Taken from the queue, not yet handed on.
   int batch_next_ = 0;
   int batch_count_ = 0;
-  size_t reserved_ = 0;  // Completions that all queue pairs can have outstanding.
+  size_t reserved_ = 0;  // Completions that can be in the queue.
+  size_t released_ = 0;  // Of these, of destroyed queue pairs: until the queue was seen empty.
   std::unordered_map<uint32_t, VerbsQueuePair*> queue_pairs_;  // By number.
   std::vector<VerbsQueuePair*> dying_;
-  uint64_t now_ns_ = 0;
 };
 
 }  // namespace sluice::transport
