@@ -88,6 +88,7 @@ build_preset() {
 # remove_hosts, which the first call hooks into the script's exit.
 
 SLUICE_HOSTS=()
+declare -A HOST_SETTINGS=() # What a daemon must be told to live there: lines of TOML.
 
 remove_hosts() {
   local host pid
@@ -113,9 +114,16 @@ make_host() {
 }
 
 # make_two_hosts A B [NET]: two namespaces joined by a veth pair; A is 10.77.NET.1, B is 10.77.NET.2 (NET: 0), and both
-# are in HOST_A_ADDRESS and HOST_B_ADDRESS afterwards.
+# are in HOST_A_ADDRESS and HOST_B_ADDRESS afterwards. In the VM they are the two ends of its first link instead
+# (tests/vm/network), each with an RDMA device, and their namespaces are names of the VM's own.
 make_two_hosts() {
   local a=$1 b=$2 net=${3:-0}
+  if [[ -n ${SLUICE_IN_VM:-} ]]; then
+    HOST_A_ADDRESS=10.88.0.1 HOST_B_ADDRESS=10.88.0.2
+    make_vm_host "$a" 0 $HOST_A_ADDRESS
+    make_vm_host "$b" 1 $HOST_B_ADDRESS
+    return
+  fi
   HOST_A_ADDRESS=10.77.$net.1 HOST_B_ADDRESS=10.77.$net.2
   make_host "$a"
   make_host "$b"
@@ -124,6 +132,13 @@ make_two_hosts() {
   ip -n "$b" address add "$HOST_B_ADDRESS/24" dev eth0
   ip -n "$a" link set eth0 up
   ip -n "$b" link set eth0 up
+}
+
+# make_vm_host NAME NUMBER ADDRESS: goes with the VM.
+make_vm_host() {
+  ip netns attach "$1" $$
+  printf -v "HOST_SETTINGS[$1]" 'peer.listen = ["%s"]\nrdma.device = "rxe%d"\nhttp.listen = "127.0.0.1:%d"' \
+    "$3" "$2" $((9450 + $2))
 }
 
 # in_host HOST COMMAND...: runs COMMAND in that namespace.
@@ -164,15 +179,15 @@ start_daemon() {
   DAEMON_LOG[$host]=$SLUICE_LOGS/sluiced-$host.log
   {
     printf 'daemon.run_dir = "%s"\npeer.key_file = "%s"\n' "$run_dir" "$SLUICE_DAEMONS/cluster.key"
-    for line in "$@"; do printf '%s\n' "$line"; done
+    for line in "${HOST_SETTINGS[$host]:-}" "$@"; do printf '%s\n' "$line"; done
   } >"$run_dir.toml"
   ip netns exec "$host" "$SLUICE_BIN/daemon/sluiced" --config "$run_dir.toml" >>"${DAEMON_LOG[$host]}" 2>&1 </dev/null &
   DAEMON_PID[$host]=$!
-  deadline=$((SECONDS + 10))
+  deadline=$((SECONDS + 30))
   until "$SLUICE_BIN/daemon/ctl/sluicectl" --socket "${DAEMON_ADMIN[$host]}" status >/dev/null 2>&1; do
     kill -0 "${DAEMON_PID[$host]}" 2>/dev/null ||
       die "sluiced on $host ended at once: $(tail -n 3 "${DAEMON_LOG[$host]}"); whole log: ${DAEMON_LOG[$host]}"
-    ((SECONDS < deadline)) || die "sluiced on $host is not ready after 10 s; log: ${DAEMON_LOG[$host]}"
+    ((SECONDS < deadline)) || die "sluiced on $host is not ready after 30 s; log: ${DAEMON_LOG[$host]}"
     sleep 0.05
   done
 }
@@ -183,4 +198,19 @@ stop_daemon() {
   kill -"$signal" "${DAEMON_PID[$host]}" 2>/dev/null || true
   wait "${DAEMON_PID[$host]}" 2>/dev/null || true
   unset "DAEMON_PID[$host]"
+}
+
+# need_rdma HOST: the daemon's peers are reached over RDMA, or it says why not and the script ends.
+need_rdma() {
+  local engines
+  engines=$("$SLUICE_BIN/daemon/ctl/sluicectl" --socket "${DAEMON_ADMIN[$1]}" --json engines)
+  grep -q '"transport": *"rc"' <<<"$engines" || die "messages do not take RDMA on $1: $(tail -n 5 "${DAEMON_LOG[$1]}")"
+  say "Messages take RDMA: $(rdma link show | grep -c ACTIVE) Soft-RoCE devices of $(uname -sr)"
+}
+
+# in_vm FOLDER TIMEOUT_S COMMAND...: in the VM, which sees this host's files; FOLDER is what stays of those it writes.
+in_vm() {
+  local folder=$1 timeout=$2
+  shift 2
+  "$SLUICE_ROOT/tests/vm/run" --timeout "$timeout" --share "$folder" -- "$@"
 }

@@ -144,6 +144,7 @@ demo_run() {
     "outstanding each, $seconds s; fetch replies and pushes of 20 KB on average (p99 50 KB) for each shard"
   ps_run "$folder/steady" "$seconds"
   steady=$PS_FILES
+  [[ -z ${SLUICE_IN_VM:-} ]] || need_rdma worker
   say "The same, while the servers' daemon is killed (SIGKILL) and started again"
   ps_run "$folder/ps" "$seconds" ps
   fault_of_ps=$PS_FILES
