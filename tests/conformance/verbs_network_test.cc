@@ -91,6 +91,8 @@ class VerbsNetwork final : public Network {
     for (size_t i = 0; i < 2; ++i) {
       VerbsSettings settings;
       settings.device = devices[i];
+      settings.timeout = 11;  // Soon given up: ends are waited for here.
+      settings.retries = 6;
       auto device = VerbsDevice::Open(settings);
       if (!device) return std::unexpected(device.error());
       Host& host = network->hosts_[i];
