@@ -19,6 +19,7 @@
 
 #include "daemon/control/config_keys.h"
 #include "daemon/io/messages.h"
+#include "daemon/sched/send_budget.h"
 #include "shm_proto/base/clock.h"
 #include "shm_proto/base/units.h"
 
@@ -285,7 +286,11 @@ Result<> CheckConfig(const Config& config) {
 
 Tunables ToTunables(const Config& config) {
   const EngineConfig& engine = config.engine;
-  return {.send_window_bytes = engine.send_window_bytes,
+  const uint64_t of_lane = engine.destination_window_bytes / config.peer.lanes;
+  const uint64_t of_thread = engine.node_window_bytes / config.daemon.io_threads;
+  return {.send_window_bytes = of_lane != 0 ? std::min(of_lane, engine.send_window_bytes)
+                                            : engine.send_window_bytes,
+          .thread_window_bytes = of_thread != 0 ? of_thread : SendBudget::kUnbounded,
           .fragment_bytes = engine.fragment_bytes,
           .credit_batch = engine.credit_batch,
           .ack_delay_ns = engine.ack_delay_us * kNsPerUs,

@@ -42,6 +42,8 @@ struct PeerConfig {
 
 struct EngineConfig {
   uint64_t send_window_bytes = Tunables{}.send_window_bytes;
+  uint64_t destination_window_bytes = 0;  // 0: unbounded.
+  uint64_t node_window_bytes = 0;         // 0: unbounded.
   uint32_t fragment_bytes = Tunables{}.fragment_bytes;
   uint32_t credit_batch = Tunables{}.credit_batch;
   uint32_t ack_delay_us = Tunables{}.ack_delay_ns / 1'000;

@@ -138,6 +138,10 @@ std::vector<Key<Config>> MakeConfigKeys() {
 
     In<engine, &E::send_window_bytes>("engine.send_window_bytes", kLive, 1'024, static_cast<int64_t>(kGiB),
       "Bytes an engine may have posted and not yet done. Any value makes progress: fragments shrink to it."),
+    In<engine, &E::destination_window_bytes>("engine.destination_window_bytes", kLive, 0, 64 * static_cast<int64_t>(kGiB),
+      "Bytes that all lanes to one peer daemon may have posted together; each lane has an equal part. 0: as many as their windows."),
+    In<engine, &E::node_window_bytes>("engine.node_window_bytes", kLive, 0, 64 * static_cast<int64_t>(kGiB),
+      "Bytes that all engines may have posted together: an equal part for each I/O thread, shared fairly by its engines that have something to send. 0: unbounded."),
     In<engine, &E::fragment_bytes>("engine.fragment_bytes", kLive, 1'024, 64 * static_cast<int64_t>(kMiB),
       "Most bytes a socket sends in one turn."),
     In<engine, &E::credit_batch>("engine.credit_batch", kLive, 0, 4'096,

@@ -31,7 +31,7 @@ Engine::Engine(PeerId peer, std::string name, SocketTable& sockets, EngineHost& 
       tunables_(tunables),
       wire_(limits),
       fabric_(limits),
-      window_(tunables.send_window_bytes) {}
+      window_(tunables.send_window_bytes, host.budget()) {}
 
 Engine::~Engine() = default;
 

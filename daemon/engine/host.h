@@ -6,6 +6,7 @@
 #include <string>
 
 #include "daemon/engine/socket.h"
+#include "daemon/sched/send_budget.h"
 
 namespace sluice {
 
@@ -51,6 +52,9 @@ class EngineHost {
 
   // The socket leaves the table: nothing of it touches its owner's memory any more.
   virtual void Gone(Socket& socket) = 0;
+
+  // What its engines share; asked for once, when an engine is made. Null: nothing.
+  virtual SendBudget* budget() { return nullptr; }
 
   // What there is beside the wire; null: nothing, or not now.
   virtual transport::Fabric* fabric() { return nullptr; }

@@ -43,6 +43,7 @@ struct LocalLimits {
 // whole.
 struct Tunables {
   uint64_t send_window_bytes = 1024 * 1024;
+  uint64_t thread_window_bytes = UINT64_MAX;  // Of all engines of one I/O thread together.
   uint32_t fragment_bytes = 64 * 1024;
   uint32_t credit_batch = 0;  // Receives consumed before credits go back; 0: half the depth (the
                               // paper's d/2).

@@ -295,6 +295,7 @@ void IoThread::Handle(RefuseSocket& message, uint64_t) {
 
 void IoThread::Handle(Configure& message, uint64_t) {
   settings_ = message;
+  budget_.Resize(message.tunables.thread_window_bytes);
   for (auto& [peer, engine] : engines_) engine->Configure(message.tunables);
 }
 

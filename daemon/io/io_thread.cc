@@ -47,6 +47,7 @@ IoThread::IoThread(const Options& options, const Clock& clock, Networks networks
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       networks_(std::move(networks)),
       completions_(kCompletionsPerTurn) {
+  budget_.Resize(settings_.tunables.thread_window_bytes);
   SLUICE_CHECK(epoll_.valid(), "an I/O thread is made at start, when descriptors are there");
   Watch(networks_.wire->fd(), kTransportTag);
   Watch(mailbox_.fd(), kMailboxTag);
@@ -79,7 +80,7 @@ bool IoThread::PollOnce(uint64_t now_ns) {
   busy |= DrainRings();
   if (now_ns >= next_tick_ns_) Tick(now_ns);
   RetryStalled();
-  for (auto& [peer, engine] : engines_) busy |= engine->Flush(now_ns);
+  busy |= FlushEngines(now_ns);
   busy |= PollCompletions(*networks_.loop, now_ns);
   busy |= HandleMailbox(now_ns);
   for (Port* port : ports_) port->Publish();
@@ -194,6 +195,16 @@ void IoThread::SubmitClose(Port& port, const Descriptor& request) {
   Socket* socket = sockets_.Find(request.socket);
   if (socket != nullptr && socket->owner == &port) return socket->engine->Close(*socket);
   ++port.rejected;
+}
+
+// The budget is shared by those that have something to send now.
+bool IoThread::FlushEngines(uint64_t now_ns) {
+  uint64_t sharers = 0;
+  for (auto& [peer, engine] : engines_) sharers += engine->has_unfinished_sends() ? 1 : 0;
+  budget_.SetSharers(sharers);
+  bool busy = false;
+  for (auto& [peer, engine] : engines_) busy |= engine->Flush(now_ns);
+  return busy;
 }
 
 // --- what waited for a client ---

@@ -74,6 +74,7 @@ class IoThread final : public EngineHost {
   void Incoming(Socket& socket) override;
   void Closed(Socket& socket, int error) override;
   void Gone(Socket& socket) override;
+  SendBudget* budget() override { return &budget_; }
   transport::Fabric* fabric() override { return networks_.fabric.get(); }
   void PathChanged(Engine& engine) override;
   void PathLost(Engine& engine, bool session_over, const std::string& reason) override;
@@ -92,6 +93,7 @@ class IoThread final : public EngineHost {
   void SubmitFree(Port& port, const Descriptor& request);
   void SubmitClose(Port& port, const Descriptor& request);
   void RetryStalled();
+  bool FlushEngines(uint64_t now_ns);
   void ReturnQuota(Port& port);
   void Tick(uint64_t now_ns);
   bool StopStep(uint64_t now_ns);
@@ -137,6 +139,7 @@ class IoThread final : public EngineHost {
   Mailbox<ToIo> mailbox_;
   Fd epoll_;
   SocketTable sockets_;
+  SendBudget budget_;
   std::map<ClientId, std::unique_ptr<ClientView>> clients_;
   std::vector<Port*> ports_;  // All of all clients that may be polled.
   Networks networks_;
