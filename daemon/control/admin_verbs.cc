@@ -166,6 +166,7 @@ void RegisterAdminVerbs(AdminServer& server, AdminContext context) {
   Collected(server, context, "engines", EnginesJson);
   Collected(server, context, "sockets", SocketsJson);
   Collected(server, context, "pools", PoolsJson);
+  Collected(server, context, "devices", DevicesJson);
   RegisterConfigVerbs(server, context.config);
   server.Register("explain", [context](const Json& args, const AdminCaller&, AdminReply reply) {
     Explain(context, args, reply);

@@ -74,6 +74,7 @@ class Daemon {
   DaemonStatus Describe() const;
   std::vector<ClientStatus> DescribeClients() const;
   std::vector<PeerStatus> DescribePeers() const;
+  DeviceStatus DescribeDevice() const;
   std::vector<NamedNumber> DescribeNumbers() const;
 
   const Config at_start_;

@@ -2,16 +2,33 @@
 // The daemon's own account of itself: what sluicectl, /metrics and the status page are made of.
 #include <unistd.h>
 
+#include <utility>
+
 #include "daemon/control/daemon.h"
 #include "daemon/control/version.h"
 
 namespace sluice::control {
+namespace {
+
+const char* Name(Fabrics::State state) {
+  switch (state) {
+    case Fabrics::State::kClosed: return "none";
+    case Fabrics::State::kOpening: return "opening";
+    case Fabrics::State::kUp: return "up";
+    case Fabrics::State::kLeaving:
+    case Fabrics::State::kClosing: return "leaving";
+  }
+  return "?";
+}
+
+}  // namespace
 
 StatusParts Daemon::MakeStatusParts() {
   StatusParts parts;
   parts.daemon = [this] { return Describe(); };
   parts.clients = [this] { return DescribeClients(); };
   parts.peers = [this] { return DescribePeers(); };
+  parts.device = [this] { return DescribeDevice(); };
   parts.numbers = [this] { return DescribeNumbers(); };
   for (auto& thread : io_) {
     parts.io_threads.push_back(
@@ -72,6 +89,17 @@ std::vector<PeerStatus> Daemon::DescribePeers() const {
   return out;
 }
 
+DeviceStatus Daemon::DescribeDevice() const {
+  if (!fabrics_) return {.state = "off", .reason = "rdma.mode is \"off\""};
+  FabricDeviceInfo info = fabrics_->Info();
+  return {.state = Name(fabrics_->state()),
+          .name = std::move(info.name),
+          .reason = fabrics_->reason(),
+          .notes = std::move(info.notes),
+          .counters = std::move(info.counters),
+          .opened = fabrics_->opened()};
+}
+
 std::vector<NamedNumber> Daemon::DescribeNumbers() const {
   const ClientServerSnapshot clients = clients_->Snapshot();
   const PeerCounters& peers = peers_->counters();
@@ -82,7 +110,7 @@ std::vector<NamedNumber> Daemon::DescribeNumbers() const {
     return NamedNumber{
         .name = name, .help = help, .value = static_cast<double>(value), .counter = false};
   };
-  return {
+  std::vector<NamedNumber> numbers = {
       counter("client_attaches_total", "Clients that attached.", clients.counters.attached),
       counter("client_attaches_refused_total", "Attempts to attach that were refused.",
               clients.counters.attach_refused),
@@ -114,6 +142,20 @@ std::vector<NamedNumber> Daemon::DescribeNumbers() const {
       counter("peer_paths_resumed_total", "Of them: paths of a session that went on.",
               peers.resumed),
   };
+  const DeviceStatus device = DescribeDevice();
+  numbers.push_back(gauge("rdma_up", "Whether an RDMA device is in use.", device.state == "up"));
+  numbers.push_back(
+      counter("rdma_opened_total", "Times an RDMA device was opened.", device.opened));
+  for (const auto& [name, value] : device.counters) {
+    NamedNumber number = counter("rdma_device_counter",
+                                 "Counters of the RDMA device in use: its port's, and the memory "
+                                 "registered with it.",
+                                 value);
+    number.labels = {{"device", device.name}, {"counter", name}};
+    number.counter = false;  // Starts anew with the device, and some are sizes.
+    numbers.push_back(std::move(number));
+  }
+  return numbers;
 }
 
 }  // namespace sluice::control

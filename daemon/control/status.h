@@ -57,6 +57,16 @@ struct PeerStatus {
   std::string last_error = {};  // Of the last attempt; empty after a success.
 };
 
+// The RDMA device, or why there is none.
+struct DeviceStatus {
+  std::string state = {};   // "off", "none", "opening", "up", "leaving".
+  std::string name = {};    // Empty: none.
+  std::string reason = {};  // Why there is none.
+  std::vector<std::string> notes = {};
+  std::vector<std::pair<std::string, uint64_t>> counters = {};
+  uint64_t opened = 0;  // Times it was opened.
+};
+
 // A figure of any part of the control thread. The set of labels must be bounded.
 struct NamedNumber {
   std::string name = {};  // As in /metrics without its prefix: "attaches_refused_total".
@@ -78,6 +88,7 @@ struct NodeStatus {
   std::vector<ThreadStatus> threads = {};
   std::vector<ClientStatus> clients = {};
   std::vector<PeerStatus> peers = {};
+  DeviceStatus device = {};
   std::vector<NamedNumber> numbers = {};
 
   bool AllThreadsAnswered() const { return std::ranges::all_of(threads, &ThreadStatus::answered); }

@@ -63,6 +63,7 @@ NodeStatus StatusCollector::Picture() const {
   if (parts_.daemon) status.daemon = parts_.daemon();
   if (parts_.clients) status.clients = parts_.clients();
   if (parts_.peers) status.peers = parts_.peers();
+  if (parts_.device) status.device = parts_.device();
   if (parts_.numbers) status.numbers = parts_.numbers();
   const uint64_t now_ns = loop_.clock().NowNs();
   for (size_t i = 0; i < threads_.size(); ++i) {

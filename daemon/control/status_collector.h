@@ -15,6 +15,7 @@ struct StatusParts {
   std::function<DaemonStatus()> daemon;
   std::function<std::vector<ClientStatus>()> clients;
   std::function<std::vector<PeerStatus>()> peers;
+  std::function<DeviceStatus()> device;
   std::function<std::vector<NamedNumber>()> numbers;
   std::vector<std::function<void(io::ToIo)>> io_threads;  // Each posts to one thread's mailbox.
 };

@@ -61,6 +61,9 @@ Json EngineJson(const io::EngineSnapshot& engine, uint32_t io_thread) {
           {"stale_frames", engine.stale_frames},
           {"sessions", engine.sessions},
           {"paths", engine.paths},
+          {"rdma_paths", engine.fabric_paths},
+          {"rdma_failures", engine.fabric_failures},
+          {"not_rdma_because", engine.fabric_reason},
           {"last_heard_s", Seconds(engine.last_heard_ns_ago)},
           {"operations_ok", engine.operations_ok},
           {"operations_failed", engine.operations_failed},
@@ -305,6 +308,26 @@ Json PoolsJson(const NodeStatus& status) {
   return rows;
 }
 
+// What each I/O thread has of the device (ByteExpress table 3): one completion queue, a queue pair
+// for each engine that uses it.
+Json DevicesJson(const NodeStatus& status) {
+  Json threads = Json::array();
+  for (const ThreadStatus& thread : status.threads) {
+    const auto on_rdma = std::ranges::count(thread.snapshot.engines, "rc",
+                                            &io::EngineSnapshot::transport);
+    threads.push_back({{"io_thread", thread.io_thread},
+                       {"completion_queues", status.device.state == "up" ? 1 : 0},
+                       {"queue_pairs", on_rdma},
+                       {"engines", thread.snapshot.engines.size()}});
+  }
+  Json counters = Json::object();
+  for (const auto& [name, value] : status.device.counters) counters[name] = value;
+  return {{"state", status.device.state},   {"device", status.device.name},
+          {"reason", status.device.reason}, {"notes", status.device.notes},
+          {"opened", status.device.opened}, {"io_threads", std::move(threads)},
+          {"counters", std::move(counters)}};
+}
+
 Json ExplainJson(const NodeStatus& before, const NodeStatus& after, const std::string& name) {
   const Found now = FindEngine(after, name);
   if (now.engine == nullptr && now.peer == nullptr) return nullptr;
@@ -316,6 +339,7 @@ Json ExplainJson(const NodeStatus& before, const NodeStatus& after, const std::s
   return {{"engine", now.engine != nullptr ? now.engine->name : now.peer->name},
           {"state", now.engine != nullptr ? now.engine->state : now.peer->state},
           {"transport", now.engine != nullptr ? now.engine->transport : ""},
+          {"not_rdma_because", now.engine != nullptr ? now.engine->fabric_reason : ""},
           {"limit", limit.name},
           {"why", limit.why},
           {"advice", limit.advice},

@@ -14,6 +14,8 @@ nlohmann::ordered_json ClientsJson(const NodeStatus& status);
 nlohmann::ordered_json EnginesJson(const NodeStatus& status);  // Peers with and without a path.
 nlohmann::ordered_json SocketsJson(const NodeStatus& status);
 nlohmann::ordered_json PoolsJson(const NodeStatus& status);
+// The RDMA device, how it was chosen, and what its engines use of it.
+nlohmann::ordered_json DevicesJson(const NodeStatus& status);
 
 // Which control holds one engine back, from two pictures a moment apart. Null when `engine` (a
 // peer's name or number) is not known.

@@ -24,6 +24,7 @@ int ShowClients(Session& session);
 int ShowEngines(Session& session);
 int ShowSockets(Session& session);
 int ShowPools(Session& session);
+int ShowDevices(Session& session);
 int Explain(Session& session, const std::string& engine);
 int ShowVersion(Session& session);
 

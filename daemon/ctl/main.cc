@@ -40,6 +40,7 @@ void AddLooking(CLI::App& app, Arguments& arguments, Command& chosen) {
   add("engines", "Peer daemons and the engines to them", ShowEngines);
   add("sockets", "Open sockets", ShowSockets);
   add("pools", "Memory shared with each application", ShowPools);
+  add("devices", "The RDMA device in use, why that one, and its counters", ShowDevices);
   add("version", "Versions of sluicectl and of the daemon", ShowVersion);
 
   CLI::App* explain = app.add_subcommand("explain", "What holds one engine back, and what to do");

@@ -195,6 +195,32 @@ int ShowPools(Session& session) {
                   "no client is attached");
 }
 
+int ShowDevices(Session& session) {
+  const Answer answer = session.client.Ask("devices");
+  if (!answer.ok) return Report(session, answer.failure);
+  if (session.json) return PrintJson(answer.result), kOk;
+  Print(Sheet(answer.result, {{"state", "state"},
+                              {"device", "device"},
+                              {"reason", "none because"},
+                              {"opened", "times opened"}}));
+  const Json notes = answer.result.value("notes", Json::array());
+  for (const Json& note : notes)
+    Print("  " + Printable(note.is_string() ? note.get<std::string>() : "") + "\n");
+  Print("\n" + Table(answer.result.value("io_threads", Json::array()),
+                     {{"io_thread", "I/O THREAD", Shape::kNumber},
+                      {"completion_queues", "COMPLETION QUEUES", Shape::kNumber},
+                      {"queue_pairs", "QUEUE PAIRS", Shape::kNumber},
+                      {"engines", "ENGINES", Shape::kNumber}},
+                     "no I/O threads"));
+  const Json named = answer.result.value("counters", Json::object());
+  Json counters = Json::array();
+  for (auto counter = named.begin(); counter != named.end(); ++counter)
+    counters.push_back({{"name", counter.key()}, {"value", *counter}});
+  if (!counters.empty())
+    Print("\n" + Table(counters, {{"name", "COUNTER"}, {"value", "VALUE", Shape::kNumber}}, ""));
+  return kOk;
+}
+
 int Explain(Session& session, const std::string& engine) {
   const Answer answer = session.client.Ask("explain", {{"engine", engine}});
   if (!answer.ok) return Report(session, answer.failure);
@@ -204,6 +230,7 @@ int Explain(Session& session, const std::string& engine) {
     Print(Sheet(answer.result, {{"engine", "engine"},
                                 {"state", "state"},
                                 {"transport", "transport"},
+                                {"not_rdma_because", "not RDMA because"},
                                 {"limit", "limited by"},
                                 {"why", "because"},
                                 {"advice", "what to do"},

@@ -91,6 +91,7 @@ const std::vector<Piece> kPieces = {
     {"engines.json", "engines", ""},
     {"sockets.json", "sockets", ""},
     {"pools.json", "pools", ""},
+    {"devices.json", "devices", ""},
     {"config.json", "config_show", ""},
     {"config_diff.json", "config_diff", ""},
     {"config_history.json", "config_history", ""},
