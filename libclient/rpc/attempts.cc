@@ -12,6 +12,7 @@ constexpr size_t kCopiedBytes = 1024;  // Up to here a copy costs less than a bu
 constexpr uint64_t kNsPerUs = 1000;
 constexpr uint64_t kRetryBackoffNs = 2 * kNsPerMs;  // Before the first retry; then it doubles.
 constexpr uint32_t kMaxBackoffDoublings = 5;
+constexpr uint64_t kBudgetWaitNs = 10 * kNsPerMs;
 constexpr uint8_t kMaxAttempts = 250;  // A byte of the message.
 
 }  // namespace
@@ -172,20 +173,32 @@ void ChannelImpl::RetryOrWait(CallState& call, Code code, uint64_t now_ns) {
   const auto told = [](Code one) { return one == Code::kUnknown || one == Code::kForgotten; };
   if (told(code) || !told(call.last_code)) call.last_code = code;
   if (call.retry_ns == 0 && RetryIsSafe(call, code)) {
-    if (budget_.Take()) {
-      const uint32_t doublings = std::min<uint32_t>(call.attempts_made - 1u, kMaxBackoffDoublings);
-      const double jitter = 0.5 + endpoint_.Random();
-      const double wait = static_cast<double>(kRetryBackoffNs << doublings) * jitter;
-      // Another replica is tried at once, the same one not.
-      const bool elsewhere = call.only == nullptr && call.attempts_made < replicas(call.shard);
-      call.retry_ns = now_ns + (elsewhere ? 1 : static_cast<uint64_t>(wait));
-      ++counters_.retries;
-      SetTimer(call);
-      return;
-    }
-    ++counters_.over_budget;
+    // Another replica is tried at once, the same one not.
+    const bool elsewhere = call.only == nullptr && call.attempts_made < replicas(call.shard);
+    call.retry_ns = elsewhere ? now_ns + 1 : now_ns + BackoffNs(call);
+    SetTimer(call);
   }
   if (call.retry_ns == 0 && !call.AnyLive()) EndSoon(call, call.last_code, now_ns);
+}
+
+uint64_t ChannelImpl::BackoffNs(const CallState& call) {
+  const uint32_t doublings = std::min<uint32_t>(call.attempts_made - 1u, kMaxBackoffDoublings);
+  const double jitter = 0.5 + endpoint_.Random();
+  return static_cast<uint64_t>(static_cast<double>(kRetryBackoffNs << doublings) * jitter);
+}
+
+// A retry is due. While the budget has nothing for it, it waits; what was never sent needs no
+// budget.
+void ChannelImpl::Retry(CallState& call, uint64_t now_ns) {
+  const bool budgeted = call.attempts_sent > 0;
+  if (budgeted && !budget_.Take()) {
+    ++counters_.over_budget;
+    call.retry_ns = now_ns + kBudgetWaitNs;
+    return;
+  }
+  call.retry_ns = 0;
+  ++counters_.retries;
+  Launch(call, false, budgeted, now_ns);
 }
 
 // The attempt is not listened to any longer.

@@ -163,10 +163,7 @@ void ChannelImpl::HandleDue(CallState& call, uint64_t now_ns) {
       Launch(call, true, true, now_ns);
     }
   }
-  if (call.retry_ns != 0 && now_ns >= call.retry_ns) {
-    call.retry_ns = 0;
-    Launch(call, false, true, now_ns);
-  }
+  if (call.retry_ns != 0 && now_ns >= call.retry_ns) Retry(call, now_ns);
   SetTimer(call);
 }
 

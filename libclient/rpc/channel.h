@@ -71,6 +71,8 @@ class ChannelImpl final : public Member {
   void AttemptOver(CallState& call, Attempt& attempt, Code code, uint64_t now_ns);
   bool RetryIsSafe(const CallState& call, Code code) const;
   void RetryOrWait(CallState& call, Code code, uint64_t now_ns);
+  uint64_t BackoffNs(const CallState& call);
+  void Retry(CallState& call, uint64_t now_ns);
   void Forget(CallState& call, Attempt& attempt, bool cancel);
   void End(CallState& call, Code code, Payload payload, int replica);
   void EndSoon(CallState& call, Code code, uint64_t now_ns);

@@ -220,9 +220,9 @@ struct Tuning {
   double request_timeout_ms = 40;  // After which an attempt counts as failed, and another is made.
   double deadline_ms = 1000;       // Of a call that brings none.
   std::uint32_t max_attempts = 4;
-  double retry_probability = 1;      // Of an attempt after one that took too long.
-  double retry_share = 0.2;          // Further attempts per call, at most.
-  std::uint32_t retry_reserve = 20;  // At once, by a channel that has been quiet.
+  double retry_probability = 1;       // Of an attempt after one that took too long.
+  double retry_share = 0.2;           // Further attempts per call, at most.
+  std::uint32_t retry_reserve = 100;  // At once, by a channel that has been quiet.
   double hedge_percentile = 0;  // A slower call of an idempotent method is sent twice; 0: never.
   double settle_ms = 500;       // How long a replica is avoided before it is probed.
   double longest_settle_ms = 30'000;
