@@ -171,7 +171,7 @@ std::vector<Key<Config>> MakeConfigKeys() {
     In<rdma, &R::device>("rdma.device", kRestart, 0, 63,
       "The RDMA device, as `rdma link` names it. Empty: the first that fits."),
     In<rdma, &R::port>("rdma.port", kRestart, 1, 255, "The device's port."),
-    In<rdma, &R::gid_index>("rdma.gid_index", kRestart, -1, 65'535,
+    In<rdma, &R::gid_index>("rdma.gid_index", kRestart, -1, 255,
       "The port's address. -1: the first RoCE v2 address that can be routed."),
     In<rdma, &R::path_mtu>("rdma.path_mtu", kRestart, 0, 4'096,
       "Largest RDMA packet in bytes: 256, 512, 1024, 2048 or 4096. 0: what the port has. The smaller of both ends is used."),
