@@ -27,9 +27,11 @@ struct Workload {
   uint32_t outstanding;
 };
 
-inline constexpr std::array<Workload, 3> kWorkloads = {{
+inline constexpr std::array<Workload, 5> kWorkloads = {{
     {"echo_32B", 32, 32, 1},
     {"fetch_64B_20KB", 64, 20 * 1024, 16},
+    {"stream_4KB", 4 * 1024, 32, 64},
+    {"stream_64KB", 64 * 1024, 32, 32},
     {"stream_1MB", 1024 * 1024, 32, 8},
 }};
 
