@@ -56,7 +56,8 @@ bool Engine::OnPathUp(std::unique_ptr<transport::QueuePair> queue_pair,
     wire_.Break("replaced by a new path");
     LoseWire();
   }
-  if (session_alive_ && !same_session) SessionOver(ECONNRESET, "the peer daemon restarted");
+  if (session_alive_ && !same_session)
+    EndSession(ECONNRESET, "the peer daemon restarted", now_ns);  // With its fabric, if it has one.
 
   session_ = session;
   session_alive_ = true;
@@ -105,9 +106,7 @@ void Engine::BreakPath(std::string reason) { path_->Break(std::move(reason)); }
 // is touched. A fabric that is up carries on alone; one that was being joined goes too.
 void Engine::LoseWire() {
   if (fabric_.queue_pair && fabric_step_ != FabricStep::kUp) {
-    fabric_.Break("the connection that it was joined over broke");
-    fabric_.TakeDown([this](const ChainSlot& slot) { ReleaseSlot(slot, true); });
-    SettleFabric();
+    DropFabric("the connection that it was joined over broke");
   }
   wire_.TakeDown([this](const ChainSlot& slot) { ReleaseSlot(slot, true); });
   awaiting_marker_ = false;
@@ -146,9 +145,7 @@ void Engine::SayGoodbye(uint64_t now_ns) {
 void Engine::EndSession(int error, const std::string& reason, uint64_t now_ns) {
   now_ns_ = now_ns;
   if (fabric_.queue_pair) {
-    fabric_.TakeDown([this](const ChainSlot& slot) { ReleaseSlot(slot, true); });
-    fabric_.reason = reason;
-    SettleFabric();
+    DropFabric(reason);
     path_ = &wire_;
     if (!wire_.queue_pair) PathsGone();
   }

@@ -232,6 +232,7 @@ class Engine {
   void StepFabric();
   Result<transport::Endpoint> MakeFabricQueuePair();
   void SettleFabric();
+  void DropFabric(std::string reason);
   void OnPathFrame(Path& path, const wire::FrameHeader& header, std::span<const std::byte> payload);
   void OnFabricOffer(uint32_t attempt, const transport::Endpoint& peer);
   void OnFabricAnswer(uint32_t attempt, const transport::Endpoint* peer);

@@ -194,6 +194,10 @@ struct World {
         b(limits, tunables) {}
 
   void Connect(uint64_t session, uint32_t epoch, bool resumed) {
+    ConnectOne(session, epoch, resumed, true, true);
+  }
+  // Only those of the two hear of the connection that are told.
+  void ConnectOne(uint64_t session, uint32_t epoch, bool resumed, bool tell_a, bool tell_b) {
     const transport::QueuePairLimits queue{limits.send_queue_depth, limits.receive_depth,
                                            limits.receive_bytes};
     auto [pair_a, pair_b] = wire->CreatePair(queue, a.engine.get(), queue, b.engine.get());
@@ -206,9 +210,13 @@ struct World {
     parameters.peer_message_window = limits.message_window;
     parameters.features = features;
     std::tie(parameters.local_instance, parameters.peer_instance) = std::pair(1, 2);
-    ASSERT_TRUE(a.engine->OnPathUp(std::move(pair_a), parameters, now_ns));
+    if (tell_a) {
+      ASSERT_TRUE(a.engine->OnPathUp(std::move(pair_a), parameters, now_ns));
+    }
     std::swap(parameters.local_instance, parameters.peer_instance);
-    ASSERT_TRUE(b.engine->OnPathUp(std::move(pair_b), parameters, now_ns));
+    if (tell_b) {
+      ASSERT_TRUE(b.engine->OnPathUp(std::move(pair_b), parameters, now_ns));
+    }
   }
 
   // Both ends have a fabric from now on.

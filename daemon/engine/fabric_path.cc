@@ -60,10 +60,7 @@ void Engine::StepFabric() {
     return;
   }
   auto made = MakeFabricQueuePair();
-  if (!made) {
-    fabric_.reason = made.error().message;
-    return SettleFabric();
-  }
+  if (!made) return DropFabric(made.error().message);
   ++fabric_attempt_;
   fabric_step_ = FabricStep::kOffered;
   next_fabric_ns_ = now_ns_ + kJoinTimeoutNs;
@@ -78,10 +75,7 @@ Result<transport::Endpoint> Engine::MakeFabricQueuePair() {
   if (!made) return std::unexpected(made.error());
   joining_ = made->get();
   fabric_.queue_pair = std::move(*made);
-  if (auto posted = fabric_.PostReceives(); !posted) {
-    fabric_.TakeDown([](const ChainSlot&) {});
-    return std::unexpected(posted.error());
-  }
+  if (auto posted = fabric_.PostReceives(); !posted) return std::unexpected(posted.error());
   return joining_->local_endpoint();
 }
 
@@ -121,12 +115,10 @@ void Engine::OnPathFrame(Path& path, const wire::FrameHeader& header,
 void Engine::OnFabricOffer(uint32_t attempt, const transport::Endpoint& peer) {
   if (IsFabricInitiator() || path_ == &fabric_)
     return wire_.Break("the peer offers a fabric out of turn");
-  if (fabric_.queue_pair) fabric_.TakeDown([](const ChainSlot&) {});  // It has begun anew.
-  fabric_step_ = FabricStep::kNone;
+  if (fabric_.queue_pair) DropFabric("the peer began anew");
   fabric_attempt_ = attempt;
   auto refuse = [&](std::string reason) {
-    fabric_.TakeDown([](const ChainSlot&) {});
-    fabric_.reason = std::move(reason);
+    DropFabric(std::move(reason));
     wire_.Say(wire::FrameType::kFabricAnswer, 0, attempt);
   };
   if (!host_.fabric()) return refuse("this daemon has no fabric device in use");
@@ -162,7 +154,9 @@ void Engine::OnPathMark(uint32_t attempt) {
     if (std::exchange(awaiting_marker_, false)) return;  // We fell, and so has the peer by now.
     if (path_ != &fabric_ && fabric_step_ != FabricStep::kSwitching) return;
     fabric_.Break("the peer left it");
-    return LoseFabric(), void(awaiting_marker_ = false);
+    LoseFabric();
+    awaiting_marker_ = false;  // This was it.
+    return;
   }
   if (awaiting_marker_) return;  // Said before the peer heard that we fell.
   const bool meant = attempt == fabric_attempt_;
@@ -173,7 +167,7 @@ void Engine::OnPathMark(uint32_t attempt) {
     return SwitchToFabric();
   }
   // It died here while the peer was on its way to it.
-  if (fabric_.queue_pair) fabric_.TakeDown([](const ChainSlot&) {});
+  DropFabric("the peer took a path that is not here");
   FallToWire();
 }
 
@@ -198,10 +192,17 @@ void Engine::SwitchToFabric() {
 // Destroying the queue pair is the fence: what the peer writes late no longer reaches our memory.
 void Engine::LoseFabric() {
   const bool in_use = path_ == &fabric_ || fabric_step_ == FabricStep::kSwitching;
+  DropFabric(fabric_.reason);
+  if (!in_use) return;
+  ++counters_.fabric_failures;
+  FallToWire();
+}
+
+// The queue pair alone; the caller looks after whom it carried messages for.
+void Engine::DropFabric(std::string reason) {
   fabric_.TakeDown([this](const ChainSlot& slot) { ReleaseSlot(slot, true); });
-  if (in_use) ++counters_.fabric_failures;
+  fabric_.reason = std::move(reason);
   SettleFabric();
-  if (in_use) FallToWire();
 }
 
 void Engine::FallToWire() {

@@ -219,6 +219,61 @@ TEST_F(FabricPath, WhatWasOnItsWayWhenAnEndFellBackIsVoid) {
   EXPECT_EQ(world.a.paths_lost + world.b.paths_lost, 0) << world.b.last_reason;
 }
 
+// A daemon that was killed and is back at once: its connection is here before the queue pair of
+// its former run has failed.
+TEST_F(FabricPath, APeerThatRestartedEndsTheSessionAlsoWhileItsFabricStillLooksHealthy) {
+  Connect();
+  ASSERT_TRUE(OnFabric());
+  SendSome();
+  world.fabric.loop->SetPolicy([](void*, const auto&) { return LocalVerdict::kHold; });
+  world.Step();
+  world.ConnectOne(10, 1, false, true, false);
+  EXPECT_EQ(world.a.sessions_over, 1);
+  EXPECT_FALSE(world.a.engine->on_fabric());
+  EXPECT_EQ(world.a.closed.count(here_id), 1u);
+  EXPECT_EQ(world.a.engine->window().in_flight_bytes(), 0u);
+}
+
+// What a peer says of a fabric that is not the one in use must not cost us what is under way there.
+TEST_F(FabricPath, APathNobodyAgreedUponLosesNothingThatIsUnderWay) {
+  Connect();
+  world.fabric.loop->SetPolicy([](void*, const auto&) { return LocalVerdict::kHold; });
+  world.Send(world.a, *here, next_token++, 5'000);
+  world.Step();
+  ASSERT_GT(world.a.engine->window().in_flight_bytes(), 0u);
+  wire::FrameHeader mark{};
+  mark.type = wire::FrameType::kPath;
+  mark.argument = 77;
+  world.Inject(mark);
+  EXPECT_EQ(world.a.engine->window().in_flight_bytes(), 0u) << "of the queue pair that is gone";
+  world.Settle();
+  world.Connect(9, 2, true);  // The injected frame used a receive that was not there.
+  world.Settle();
+  ExpectAllArrived();
+}
+
+TEST_F(FabricPath, APeerThatOffersAgainAndAgainLosesItsPath) {
+  world.GiveFabric();
+  world.Connect(9, 1, false);
+  std::vector<std::byte> offers;
+  wire::FrameHeader header{};
+  header.type = wire::FrameType::kFabricOffer;
+  header.bytes = sizeof(transport::Endpoint);
+  for (int i = 0; i < 150; ++i) {
+    const auto bytes = std::as_bytes(std::span(&header, 1));
+    offers.insert(offers.end(), bytes.begin(), bytes.end());
+    offers.resize(offers.size() + sizeof(transport::Endpoint));
+  }
+  transport::Completion completion{};
+  completion.kind = transport::CompletionKind::kReceived;
+  completion.data = offers.data();
+  completion.bytes = static_cast<uint32_t>(offers.size());
+  world.b.engine->OnCompletion(completion, world.now_ns);
+  EXPECT_LT(world.fabric.next_number, 40u) << "queue pairs made for a peer that takes no answer";
+  world.b.engine->Flush(world.now_ns);
+  EXPECT_EQ(world.b.paths_lost, 1);
+}
+
 TEST_F(FabricPath, GoodbyeEndsTheSessionAlsoOverTheFabric) {
   Connect();
   world.a.engine->SayGoodbye(world.now_ns);

@@ -43,6 +43,7 @@ Result<> Path::PostReceives() {
 
 void Path::Say(wire::FrameType type, uint64_t sequence, uint32_t argument,
                std::span<const std::byte> payload) {
+  if (said_.size() >= kMaxSaid) return Break("the peer asks for more than it takes answers to");
   PathFrame frame;
   frame.header.type = type;
   frame.header.sequence = sequence;

@@ -36,11 +36,13 @@ class Path {
   void Prepare(uint32_t peer_receive_depth);
   std::span<std::byte> memory() { return {memory_.get(), memory_bytes_}; }
 
-  // False: the queue pair takes none.
+  // Those consumed, again. Fails when the queue pair is dead.
   Result<> PostReceives();
   transport::ReceiveRequest ReceiveSlot(uint32_t index) const;
   void OnConsumed(uint64_t id) { consumed_.push_back(ReceiveSlot(static_cast<uint32_t>(id))); }
 
+  // At most kMaxSaid wait: more are answers to a peer that takes none, and break the path.
+  static constexpr size_t kMaxSaid = 32;
   void Say(wire::FrameType type, uint64_t sequence, uint32_t argument,
            std::span<const std::byte> payload = {});
   // Writes what was said, as far as requests and credits reach.

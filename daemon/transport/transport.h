@@ -193,7 +193,8 @@ struct Region {
 using Regions = std::vector<Region>;
 
 // A network beside the connection that carried the handshake, as RDMA is beside TCP. A queue pair
-// here may name memory that stands in the regions or that it was made with, and no other.
+// here may name memory that stands in the regions or that it was made with, and no other. A
+// kReceived completion points to the posted memory, whose bytes stay until it is posted again.
 class Fabric : public Transport {
  public:
   // `own_memory` is what frames are written into and receives are posted from; it stays put until
