@@ -197,11 +197,13 @@ void IoThread::SubmitClose(Port& port, const Descriptor& request) {
   ++port.rejected;
 }
 
-// The budget is shared by those that have something to send now.
+// A budget is shared by those that have something to send now.
 bool IoThread::FlushEngines(uint64_t now_ns) {
-  uint64_t sharers = 0;
-  for (auto& [peer, engine] : engines_) sharers += engine->has_unfinished_sends() ? 1 : 0;
-  budget_.SetSharers(sharers);
+  if (budget_.bounded()) {
+    uint64_t sharers = 0;
+    for (auto& [peer, engine] : engines_) sharers += engine->has_unfinished_sends() ? 1 : 0;
+    budget_.SetSharers(sharers);
+  }
   bool busy = false;
   for (auto& [peer, engine] : engines_) busy |= engine->Flush(now_ns);
   return busy;

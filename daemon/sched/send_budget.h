@@ -17,18 +17,24 @@ class SendBudget {
  public:
   static constexpr uint64_t kUnbounded = UINT64_MAX;
 
-  void Resize(uint64_t limit_bytes) { limit_bytes_ = limit_bytes; }
-  // How many engines have something to send, now.
-  void SetSharers(uint64_t engines) { sharers_ = std::max<uint64_t>(engines, 1); }
+  void Resize(uint64_t limit_bytes) {
+    limit_bytes_ = limit_bytes;
+    SetSharers(1);
+  }
+  bool bounded() const { return limit_bytes_ != kUnbounded; }
+
+  // How many engines have something to send, now. Divides, so that no message has to.
+  void SetSharers(uint64_t engines) {
+    share_bytes_ = std::max<uint64_t>(limit_bytes_ / std::max<uint64_t>(engines, 1), 1);
+  }
 
   // Never 0, so that any limit makes progress.
-  uint64_t Share() const { return std::max<uint64_t>(limit_bytes_ / sharers_, 1); }
+  uint64_t Share() const { return share_bytes_; }
 
   // What an engine that has `own_bytes` posted may post now.
   uint64_t Available(uint64_t own_bytes) const {
-    const uint64_t share = Share();
-    if (own_bytes >= share || in_flight_bytes_ >= limit_bytes_) return 0;
-    return std::min(share - own_bytes, limit_bytes_ - in_flight_bytes_);
+    if (own_bytes >= share_bytes_ || in_flight_bytes_ >= limit_bytes_) return 0;
+    return std::min(share_bytes_ - own_bytes, limit_bytes_ - in_flight_bytes_);
   }
 
   void OnPosted(uint64_t bytes) { in_flight_bytes_ += bytes; }
@@ -42,7 +48,7 @@ class SendBudget {
 
  private:
   uint64_t limit_bytes_ = kUnbounded;
-  uint64_t sharers_ = 1;
+  uint64_t share_bytes_ = kUnbounded;
   uint64_t in_flight_bytes_ = 0;
 };
 
