@@ -110,7 +110,7 @@ std::vector<NamedNumber> Daemon::DescribeNumbers() const {
     return NamedNumber{
         .name = name, .help = help, .value = static_cast<double>(value), .counter = false};
   };
-  std::vector<NamedNumber> numbers = {
+  return {
       counter("client_attaches_total", "Clients that attached.", clients.counters.attached),
       counter("client_attaches_refused_total", "Attempts to attach that were refused.",
               clients.counters.attach_refused),
@@ -142,20 +142,6 @@ std::vector<NamedNumber> Daemon::DescribeNumbers() const {
       counter("peer_paths_resumed_total", "Of them: paths of a session that went on.",
               peers.resumed),
   };
-  const DeviceStatus device = DescribeDevice();
-  numbers.push_back(gauge("rdma_up", "Whether an RDMA device is in use.", device.state == "up"));
-  numbers.push_back(
-      counter("rdma_opened_total", "Times an RDMA device was opened.", device.opened));
-  for (const auto& [name, value] : device.counters) {
-    NamedNumber number = counter("rdma_device_counter",
-                                 "Counters of the RDMA device in use: its port's, and the memory "
-                                 "registered with it.",
-                                 value);
-    number.labels = {{"device", device.name}, {"counter", name}};
-    number.counter = false;  // Starts anew with the device, and some are sizes.
-    numbers.push_back(std::move(number));
-  }
-  return numbers;
 }
 
 }  // namespace sluice::control

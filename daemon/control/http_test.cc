@@ -44,6 +44,7 @@ NodeStatus BusyNode() {
   status.clients = {{.client = 1, .name = "<script>", .tenant = "t", .pool_bytes = 4096},
                     {.client = 2, .name = "x", .tenant = "t", .pool_bytes = 4096}};
   status.peers = {{.peer = 0, .name = "a:4500", .state = "up", .attempts = 3}};
+  status.device = {.state = "up", .name = "rxe0", .counters = {{"rcvd_seq_err", 7}}};
   status.numbers = {{.name = "attaches_refused_total",
                      .help = "Refused.",
                      .labels = {{"reason", "rate"}},
@@ -127,6 +128,9 @@ std::string BodyOf(const std::string& answer) {
 TEST_F(Http, ServesMetricsThatPromtoolAccepts) {
   const std::string answer = Get("/metrics");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(answer, HasSubstr("sluice_rdma_up 1\n"));
+  EXPECT_THAT(answer,
+              HasSubstr("sluice_rdma_device_figure{device=\"rxe0\",figure=\"rcvd_seq_err\"} 7\n"));
   EXPECT_THAT(answer, HasSubstr("sluice_clients{tenant=\"t\"} 2\n"));
   EXPECT_THAT(answer, HasSubstr("sluice_attaches_refused_total{reason=\"rate\"} 2\n"));
   EXPECT_THAT(answer, HasSubstr("sluice_operation_seconds_bucket{le=\"+Inf\"} "));

@@ -164,6 +164,10 @@ void AddEngineTraffic(const io::EngineSnapshot& engine, const Labels& labels, Fa
               Number(engine.stale_frames));
   out.Counter("engine_sessions_total", "Sessions with the peer.", labels, Number(engine.sessions));
   out.Counter("engine_paths_total", "Paths to the peer.", labels, Number(engine.paths));
+  out.Counter("engine_rdma_paths_total", "Times messages to the peer moved to RDMA.", labels,
+              Number(engine.fabric_paths));
+  out.Counter("engine_rdma_failures_total", "Times RDMA failed under messages to the peer.", labels,
+              Number(engine.fabric_failures));
   out.Counter("keepalives_sent_total", "Keepalives sent.", labels, Number(engine.keepalives_sent));
   out.Counter("keepalives_received_total", "Keepalives received.", labels,
               Number(engine.keepalives_received));
@@ -222,6 +226,17 @@ void AddClients(const NodeStatus& status, Families& out) {
   }
 }
 
+void AddDevice(const DeviceStatus& device, Families& out) {
+  out.Gauge("rdma_up", "Whether an RDMA device is in use.", {}, device.state == "up" ? 1 : 0);
+  out.Counter("rdma_opened_total", "Times an RDMA device was opened.", {}, Number(device.opened));
+  for (const auto& [name, value] : device.counters) {
+    // A gauge, since they start anew with the device and some are sizes.
+    out.Gauge("rdma_device_figure",
+              "Counters of the RDMA device in use: its port's, and of the memory registered.",
+              {{"device", device.name}, {"figure", name}}, Number(value));
+  }
+}
+
 }  // namespace
 
 std::string MetricsText(const NodeStatus& status) {
@@ -235,6 +250,7 @@ std::string MetricsText(const NodeStatus& status) {
     }
   }
   AddClients(status, out);
+  AddDevice(status.device, out);
   for (const PeerStatus& peer : status.peers) {
     out.Gauge("peers", "Known peer daemons, by the state of their connection.",
               {{"state", peer.state}}, 1);

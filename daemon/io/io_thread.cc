@@ -349,7 +349,7 @@ void IoThread::Gone(Socket& socket) {
 }
 
 void IoThread::PathChanged(Engine& engine) {
-  control_.Post(FabricPath{index_, engine.peer(), engine.on_fabric(), engine.fabric_reason()});
+  control_.Post(FabricPath{index_, engine.name(), engine.on_fabric(), engine.fabric_reason()});
 }
 
 void IoThread::PathLost(Engine& engine, bool session_over, const std::string& reason) {

@@ -244,7 +244,7 @@ struct FabricSet {
 // A peer's messages moved to the fabric, or back to TCP with the reason.
 struct FabricPath {
   uint32_t io_thread;
-  PeerId peer;
+  std::string peer;  // "host:port".
   bool on_fabric;
   std::string reason;
 };
