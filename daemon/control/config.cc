@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <fstream>
 #include <set>
@@ -262,6 +263,13 @@ Result<> CheckConfig(const Config& config) {
     return Fail(ErrorCode::kInvalid,
                 fmt::format("peer.dial_backoff_min_ms: {} is above peer.dial_backoff_max_ms ({})",
                             config.peer.dial_backoff_min_ms, config.peer.dial_backoff_max_ms));
+  }
+  const uint32_t mtu = config.rdma.path_mtu;
+  if (mtu != 0 && (mtu < 256 || !std::has_single_bit(mtu))) {
+    return Fail(ErrorCode::kInvalid,
+                fmt::format("rdma.path_mtu: {} is no size of an RDMA packet; allowed is 0, 256, "
+                            "512, 1024, 2048 or 4096",
+                            mtu));
   }
   if (config.pool.extent_mib % 4 != 0) {
     return Fail(ErrorCode::kInvalid,

@@ -113,6 +113,15 @@ TEST(Config, ReportsAllMistakesAtOnceButNotWithoutBound) {
   EXPECT_THAT(error, HasSubstr("and 80 more"));
 }
 
+TEST(Config, OnlySizesThatRdmaPacketsHaveAreAPathMtu) {
+  for (const char* good : {"0", "256", "512", "1024", "2048", "4096"}) {
+    EXPECT_TRUE(ParseConfig(std::string("rdma.path_mtu = ") + good, "f.toml").has_value()) << good;
+  }
+  for (const char* bad : {"1", "128", "1500", "4095"}) {
+    EXPECT_THAT(ErrorOf(std::string("rdma.path_mtu = ") + bad), HasSubstr("1024, 2048 or 4096"));
+  }
+}
+
 TEST(Config, RefusesTextThatIsNotToml) {
   EXPECT_THAT(ErrorOf("[engine]\nfragment_bytes = = 3\n"), HasSubstr("f.toml:2: this is not TOML"));
   EXPECT_THAT(ErrorOf("[http]\nlisten = \"\"\nlisten = \"\"\n"), HasSubstr("f.toml:3: "));
