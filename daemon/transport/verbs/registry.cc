@@ -73,7 +73,8 @@ Result<> VerbsRegistry::Add(std::byte* address, Piece& piece) {
     const int error = errno;
     ++counters_.failed;
     if (piece.send != nullptr) ibv_dereg_mr(std::exchange(piece.send, nullptr));
-    return Fail(error == ENOMEM ? ErrorCode::kNoMemory : ErrorCode::kUnavailable,
+    // To whoever wants the memory it is memory that cannot be had, whatever the device's reason.
+    return Fail(ErrorCode::kNoMemory,
                 "registering " + std::to_string(piece.bytes) + " bytes with " + device_->name() +
                     ": " + std::strerror(error) +
                     "; look at the daemon's limit on locked memory (LimitMEMLOCK)");

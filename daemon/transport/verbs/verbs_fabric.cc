@@ -57,7 +57,7 @@ Result<std::unique_ptr<FabricQueuePair>> VerbsFabric::Create(const QueuePairLimi
   return VerbsQueuePair::Create(*this, limits, own_memory, context);
 }
 
-// Requires nothing; an overrun completion queue takes every queue pair of this thread with it.
+// An overrun completion queue takes every queue pair of this thread with it.
 Result<> VerbsFabric::Reserve(size_t completions) {
   const size_t wanted = reserved_ + completions;
   const auto most = static_cast<size_t>(device_.attributes().max_cqe);
