@@ -145,12 +145,15 @@ class Engine {
   // How far the fabric path is; see the top of fabric_path.cc.
   enum class FabricStep { kNone, kOffered, kAnswered, kProbing, kSwitching, kUp };
 
-  // engine.cc: paths, sessions, sockets' life.
+  // session.cc: wire paths and sessions.
   void BeginOnWire();
+  void BreakPath(std::string reason);
   void LoseWire();
   void PathsGone();
+  void SessionOver(int error, const std::string& reason);
+
+  // engine.cc: completions, sockets' life, time.
   void KeepPathsAlive();
-  void BreakPath(std::string reason);
   void Receive(Path& path, const transport::Completion& completion);
   void ReleaseSlot(const ChainSlot& slot, bool on_path_end);
   void FinishOperation(Socket& socket, SendOperation& operation, Outcome outcome, int error);
@@ -158,7 +161,6 @@ class Engine {
   void EndOperations(Socket& socket, int error, bool unposted_only);
   void MaybeRetire(Socket& socket);
   void Retire(Socket& socket);
-  void SessionOver(int error, const std::string& reason);
   void FreeReceiveSide(Socket& socket, bool ready_too);
   void DropReady(Socket& socket);
   bool IsAnswerOverdue(const Socket& socket, uint64_t now_ns) const;
