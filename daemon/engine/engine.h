@@ -233,11 +233,12 @@ class Engine {
   bool IsFabricInitiator() const;
   void StepFabric();
   Result<transport::Endpoint> MakeFabricQueuePair();
+  Result<> TakeFabricCredits(uint64_t credits);
   void SettleFabric();
   void DropFabric(std::string reason);
   void OnPathFrame(Path& path, const wire::FrameHeader& header, std::span<const std::byte> payload);
-  void OnFabricOffer(uint32_t attempt, const transport::Endpoint& peer);
-  void OnFabricAnswer(uint32_t attempt, const transport::Endpoint* peer);
+  void OnFabricOffer(uint32_t attempt, const transport::Endpoint& peer, uint64_t credits);
+  void OnFabricAnswer(uint32_t attempt, const transport::Endpoint* peer, uint64_t credits);
   void OnFabricProbe();
   void OnPathMark(uint32_t attempt);
   void SwitchToFabric();

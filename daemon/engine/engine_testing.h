@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 
@@ -37,9 +38,10 @@ struct LoopFabric : transport::Fabric {
   };
 
   struct QueuePair final : transport::FabricQueuePair {
-    QueuePair(Net& net, const transport::QueuePairLimits& limits, void* context)
+    QueuePair(Net& net, const transport::QueuePairLimits& limits, bool shared, void* context)
         : net(net), limits(limits), context(context), number(net.next_number++) {
       net.queue_pairs[number] = this;
+      if (shared) memory.resize(size_t{limits.receive_queue_depth} * limits.receive_bytes);
     }
     ~QueuePair() override { net.queue_pairs.erase(number); }
     transport::Endpoint local_endpoint() const override {
@@ -62,8 +64,12 @@ struct LoopFabric : transport::Fabric {
       return inner ? inner->PostSend(requests) : 0;
     }
     Result<> PostReceive(std::span<const transport::ReceiveRequest> requests) override {
-      if (inner) return inner->PostReceive(requests);
-      receives.insert(receives.end(), requests.begin(), requests.end());
+      std::vector<transport::ReceiveRequest> placed(requests.begin(), requests.end());
+      for (auto& request : placed) {
+        if (!memory.empty()) request.address = &memory[request.id * limits.receive_bytes];
+      }
+      if (inner) return inner->PostReceive(placed);
+      receives.insert(receives.end(), placed.begin(), placed.end());
       return {};
     }
     Result<size_t> Expose(
@@ -82,20 +88,23 @@ struct LoopFabric : transport::Fabric {
     const uint32_t number;
     uint32_t peer_number = 0;
     std::vector<transport::ReceiveRequest> receives;  // Until it is joined.
+    std::vector<std::byte> memory;                    // Of receives that are shared.
     std::unique_ptr<transport::QueuePair> inner;
   };
 
   explicit LoopFabric(Net& net) : net(net) {}
   Result<std::unique_ptr<transport::FabricQueuePair>> Create(
       const transport::QueuePairLimits& limits, std::span<std::byte>, void* context) override {
-    return std::make_unique<QueuePair>(net, limits, context);
+    return std::make_unique<QueuePair>(net, limits, lender.has_value(), context);
   }
   void SetRegions(std::shared_ptr<const transport::Regions>) override {}
   size_t Poll(std::span<transport::Completion>, uint64_t) override { return 0; }  // World does.
   int fd() const override { return -1; }
   bool Arm() override { return true; }
+  SharedReceives* shared_receives() override { return lender ? &*lender : nullptr; }
 
   Net& net;
+  std::optional<SharedReceives> lender;
 };
 
 struct SendEnd {

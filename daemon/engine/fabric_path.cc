@@ -64,11 +64,13 @@ void Engine::StepFabric() {
   ++fabric_attempt_;
   fabric_step_ = FabricStep::kOffered;
   next_fabric_ns_ = now_ns_ + kJoinTimeoutNs;
-  wire_.Say(wire::FrameType::kFabricOffer, 0, fabric_attempt_, std::as_bytes(std::span(&*made, 1)));
+  wire_.Say(wire::FrameType::kFabricOffer, fabric_.returns.lent(), fabric_attempt_,
+            std::as_bytes(std::span(&*made, 1)));
 }
 
 Result<transport::Endpoint> Engine::MakeFabricQueuePair() {
-  fabric_.Prepare(session_.peer_receive_depth);
+  auto prepared = fabric_.Prepare(session_.peer_receive_depth, host_.fabric()->shared_receives());
+  if (!prepared) return std::unexpected(prepared.error());
   const transport::QueuePairLimits limits{limits_.send_queue_depth, limits_.receive_depth,
                                           limits_.receive_bytes};
   auto made = host_.fabric()->Create(limits, fabric_.memory(), this);
@@ -77,6 +79,19 @@ Result<transport::Endpoint> Engine::MakeFabricQueuePair() {
   fabric_.queue_pair = std::move(*made);
   if (auto posted = fabric_.PostReceives(); !posted) return std::unexpected(posted.error());
   return joining_->local_endpoint();
+}
+
+// What the peer lends of its receives to begin with; 0: all of them.
+Result<> Engine::TakeFabricCredits(uint64_t credits) {
+  const uint32_t depth = session_.peer_receive_depth;
+  if (credits != 0 && (credits < SharedReceives::kSmallestReserve || credits > depth)) {
+    return Fail(ErrorCode::kProtocol, "the peer lends " + std::to_string(credits) +
+                                          " receives on a fabric; allowed are " +
+                                          std::to_string(SharedReceives::kSmallestReserve) +
+                                          " to " + std::to_string(depth));
+  }
+  if (credits != 0) fabric_.credits = SendCredits(depth, static_cast<uint32_t>(credits));
+  return {};
 }
 
 // Some time on the wire before the next try; longer each time it did not last.
@@ -104,15 +119,15 @@ void Engine::OnPathFrame(Path& path, const wire::FrameHeader& header,
   switch (header.type) {
     case wire::FrameType::kFabricOffer:
       if (!names_endpoint) return path.Break("the peer offers a fabric without an endpoint");
-      return OnFabricOffer(header.argument, peer);
+      return OnFabricOffer(header.argument, peer, header.sequence);
     case wire::FrameType::kFabricAnswer:
-      return OnFabricAnswer(header.argument, names_endpoint ? &peer : nullptr);
+      return OnFabricAnswer(header.argument, names_endpoint ? &peer : nullptr, header.sequence);
     case wire::FrameType::kFabricProbe: return OnFabricProbe();
     default: return OnPathMark(header.argument);
   }
 }
 
-void Engine::OnFabricOffer(uint32_t attempt, const transport::Endpoint& peer) {
+void Engine::OnFabricOffer(uint32_t attempt, const transport::Endpoint& peer, uint64_t credits) {
   if (IsFabricInitiator() || path_ == &fabric_)
     return wire_.Break("the peer offers a fabric out of turn");
   if (fabric_.queue_pair) DropFabric("the peer began anew");
@@ -124,15 +139,18 @@ void Engine::OnFabricOffer(uint32_t attempt, const transport::Endpoint& peer) {
   if (!host_.fabric()) return refuse("this daemon has no fabric device in use");
   auto made = MakeFabricQueuePair();
   if (!made) return refuse(made.error().message);
+  if (auto taken = TakeFabricCredits(credits); !taken) return wire_.Break(taken.error().message);
   if (auto joined = joining_->Connect(peer); !joined) return refuse(joined.error().message);
   fabric_step_ = FabricStep::kAnswered;
   next_fabric_ns_ = now_ns_ + kJoinTimeoutNs;
-  wire_.Say(wire::FrameType::kFabricAnswer, 0, attempt, std::as_bytes(std::span(&*made, 1)));
+  wire_.Say(wire::FrameType::kFabricAnswer, fabric_.returns.lent(), attempt,
+            std::as_bytes(std::span(&*made, 1)));
 }
 
-void Engine::OnFabricAnswer(uint32_t attempt, const transport::Endpoint* peer) {
+void Engine::OnFabricAnswer(uint32_t attempt, const transport::Endpoint* peer, uint64_t credits) {
   if (fabric_step_ != FabricStep::kOffered || attempt != fabric_attempt_) return;  // Given up.
   if (peer == nullptr) return fabric_.Break("the peer has no fabric device that fits");
+  if (auto taken = TakeFabricCredits(credits); !taken) return fabric_.Break(taken.error().message);
   if (auto joined = joining_->Connect(*peer); !joined) return fabric_.Break(joined.error().message);
   fabric_step_ = FabricStep::kProbing;
   fabric_.Say(wire::FrameType::kFabricProbe, 0, fabric_attempt_);

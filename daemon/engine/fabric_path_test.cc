@@ -100,6 +100,41 @@ TEST_F(FabricPath, AFabricThatCarriesNothingIsNeverUsed) {
   EXPECT_TRUE(OnFabric());
 }
 
+TEST_F(FabricPath, ReceivesAreLentWhereThePeersShareThemAndComeBackWhenTheFabricFails) {
+  world.fabric_a.lender.emplace(256, 8);
+  world.fabric_b.lender.emplace(256, 8);
+  Connect();
+  ASSERT_TRUE(OnFabric());
+  EXPECT_LT(world.a.engine->credits(), 16u);
+  const uint32_t at_first = world.fabric_b.lender->promised();
+  for (int round = 0; round < 20; ++round) {
+    SendSome();
+    world.Settle();
+  }
+  ExpectAllArrived();
+  EXPECT_GT(world.fabric_b.lender->promised(), at_first) << "a busy peer borrows more";
+  BreakFabric();
+  SendSome();
+  world.Settle();
+  ASSERT_TRUE(OnWire());
+  EXPECT_EQ(world.fabric_a.lender->promised() + world.fabric_b.lender->promised(), 0u);
+  ExpectAllArrived();
+}
+
+TEST_F(FabricPath, APeerForWhichNoReceivesAreLeftStaysOnTheWireUntilThereAre) {
+  world.fabric_b.lender.emplace(8, 8);
+  ASSERT_EQ(world.fabric_b.lender->Join(100), 8u);
+  Connect();
+  SendSome();
+  world.Settle();
+  ExpectAllArrived();
+  EXPECT_TRUE(OnWire());
+  EXPECT_NE(world.b.engine->fabric_reason().find("rdma.shared_receives"), std::string::npos);
+  world.fabric_b.lender->GiveBack(8);
+  Pass(5 * kNsPerSecond);
+  EXPECT_TRUE(OnFabric());
+}
+
 TEST_F(FabricPath, FallsToTheWireAtOnceAndReturnsAfterASettleTime) {
   Connect();
   SendSome();
@@ -274,6 +309,35 @@ TEST_F(FabricPath, APeerThatOffersAgainAndAgainLosesItsPath) {
   EXPECT_EQ(world.b.paths_lost, 1);
 }
 
+TEST_F(FabricPath, AnOfferOfFewerReceivesThanNeededOrMoreThanThereAreBreaksThePath) {
+  const auto breaks = [](uint64_t lent) {
+    World world;
+    world.features = kFeatureFabric;
+    world.GiveFabric();
+    world.Connect(9, 1, false);
+    std::vector<std::byte> offer(sizeof(wire::FrameHeader) + sizeof(transport::Endpoint));
+    wire::FrameHeader header{};
+    header.type = wire::FrameType::kFabricOffer;
+    header.argument = 1;
+    header.sequence = lent;
+    header.bytes = sizeof(transport::Endpoint);
+    std::memcpy(offer.data(), &header, sizeof(header));
+    transport::Completion completion{};
+    completion.kind = transport::CompletionKind::kReceived;
+    completion.data = offer.data();
+    completion.bytes = static_cast<uint32_t>(offer.size());
+    world.b.engine->OnCompletion(completion, world.now_ns);
+    world.b.engine->Flush(world.now_ns);
+    return world.b.paths_lost == 1;
+  };
+  const uint32_t depth = LocalLimits{}.receive_depth;
+  EXPECT_TRUE(breaks(SharedReceives::kSmallestReserve - 1));
+  EXPECT_TRUE(breaks(depth + 1));
+  EXPECT_TRUE(breaks((uint64_t{1} << 32) + SharedReceives::kSmallestReserve));
+  EXPECT_FALSE(breaks(depth));
+  EXPECT_FALSE(breaks(0));
+}
+
 TEST_F(FabricPath, GoodbyeEndsTheSessionAlsoOverTheFabric) {
   Connect();
   world.a.engine->SayGoodbye(world.now_ns);
@@ -370,6 +434,12 @@ class FabricPathSeeds : public testing::TestWithParam<int> {
 };
 
 TEST_P(FabricPathSeeds, NothingIsLostDoubledOrReorderedAcrossPathsOfBothKinds) {
+  // On some seeds an end lends out of receives that all its peers share, with others about.
+  for (auto* end : {&world.fabric_a, &world.fabric_b}) {
+    if (Below(2)) continue;
+    end->lender.emplace(40 + Below(100), SharedReceives::kSmallestReserve + Below(6));
+    while (Below(4) != 0 && end->lender->free() > 20) end->lender->Join(100);
+  }
   uint32_t epoch = 1;
   world.Connect(9, epoch, false);
   for (; opened < 4; ++opened) {

@@ -8,28 +8,43 @@
 
 namespace sluice {
 
-Path::Path(const LocalLimits& limits)
-    : chain(limits.send_queue_depth),
-      limits_(limits),
-      memory_bytes_(chain.HeaderMemoryBytes() +
-                    size_t{limits.receive_depth} * limits.receive_bytes) {
+Path::Path(const LocalLimits& limits) : chain(limits.send_queue_depth), limits_(limits) {
   consumed_.reserve(limits.receive_depth);
 }
 
-void Path::Prepare(uint32_t peer_receive_depth) {
+Result<> Path::Prepare(uint32_t peer_receive_depth, SharedReceives* shared) {
   SLUICE_CHECK(!queue_pair, "a path is prepared before it has a queue pair");
-  if (!memory_) memory_ = std::make_unique_for_overwrite<std::byte[]>(memory_bytes_);
+  returns.End();
+  returns = CreditReturns(limits_.receive_depth);
+  if (shared != nullptr) {
+    const uint32_t lent = shared->Join(limits_.receive_depth);
+    if (lent == 0) {
+      return Fail(ErrorCode::kUnavailable,
+                  "all receives that the peers of this thread share are promised; raise "
+                  "rdma.shared_receives or daemon.io_threads");
+    }
+    returns = CreditReturns(limits_.receive_depth, *shared, lent);
+  }
+  const size_t bytes = chain.HeaderMemoryBytes() +
+                       (shared == nullptr ? size_t{limits_.receive_depth} * limits_.receive_bytes
+                                          : 0);
+  if (bytes != memory_bytes_) {
+    memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    memory_bytes_ = bytes;
+  }
   chain.UseMemory(memory_.get());
   credits = SendCredits(peer_receive_depth);
-  returns = CreditReturns(limits_.receive_depth);
   peer_keepalive = 0;
   keepalive_sequence = 0;
   consumed_.clear();
+  own_receives_ = shared == nullptr;
   for (uint32_t i = 0; i < limits_.receive_depth; ++i) consumed_.push_back(ReceiveSlot(i));
+  return {};
 }
 
 transport::ReceiveRequest Path::ReceiveSlot(uint32_t index) const {
   SLUICE_CHECK(index < limits_.receive_depth, "a receive completes under its own id");
+  if (!own_receives_) return {index, nullptr, limits_.receive_bytes, 0};
   std::byte* slots = memory_.get() + chain.HeaderMemoryBytes();
   return {index, slots + size_t{index} * limits_.receive_bytes, limits_.receive_bytes, 0};
 }
@@ -38,6 +53,7 @@ Result<> Path::PostReceives() {
   if (consumed_.empty()) return {};
   auto posted = queue_pair->PostReceive(consumed_);
   consumed_.clear();
+  returns.OnPosted();
   return posted;
 }
 

@@ -32,8 +32,9 @@ class Path {
  public:
   explicit Path(const LocalLimits& limits);
 
-  // For a new queue pair, before it is there: fresh credits, all receives to be posted.
-  void Prepare(uint32_t peer_receive_depth);
+  // For a new queue pair, before it is there: fresh credits, all receives to be posted. Fails when
+  // the receives are `shared` with other peers, and all are promised to them.
+  Result<> Prepare(uint32_t peer_receive_depth, SharedReceives* shared = nullptr);
   std::span<std::byte> memory() { return {memory_.get(), memory_bytes_}; }
 
   // Those consumed, again. Fails when the queue pair is dead.
@@ -57,13 +58,17 @@ class Path {
   template <typename Release>
   void TakeDown(Release release) {
     queue_pair.reset();
+    returns.End();
     broken = false;
     bundle = nullptr;
     bundle_slot = nullptr;
     said_.clear();
     chain.Clear(release);
   }
-  void FreeMemory() { memory_.reset(); }
+  void FreeMemory() {
+    memory_.reset();
+    memory_bytes_ = 0;
+  }
 
   RequestChain chain;
   SendCredits credits;
@@ -79,8 +84,10 @@ class Path {
 
  private:
   const LocalLimits limits_;
-  const size_t memory_bytes_;
-  std::unique_ptr<std::byte[]> memory_;              // Headers of the chain, then receive slots.
+  size_t memory_bytes_ = 0;
+  // Headers of the chain, then receive slots where they are not shared.
+  std::unique_ptr<std::byte[]> memory_;
+  bool own_receives_ = true;
   std::vector<transport::ReceiveRequest> consumed_;  // To be posted again, as one list.
   Fifo<PathFrame> said_;
 

@@ -23,7 +23,8 @@ bool Engine::OnPathUp(std::unique_ptr<transport::QueuePair> queue_pair,
 
   session_ = session;
   session_alive_ = true;
-  wire_.Prepare(session.peer_receive_depth);
+  const bool prepared = wire_.Prepare(session.peer_receive_depth).has_value();
+  SLUICE_CHECK(prepared, "a wire has receives of its own");
   wire_.queue_pair = std::move(queue_pair);
   if (auto posted = wire_.PostReceives(); !posted)
     wire_.Break("posting receives: " + posted.error().message);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/sched/shared_receives.h"
 #include "shm_proto/base/result.h"
 
 // What the engine sees of a network: reliable connected queue pairs in the sense of verbs' RC
@@ -202,6 +203,11 @@ class Fabric : public Transport {
   virtual Result<std::unique_ptr<FabricQueuePair>> Create(const QueuePairLimits& limits,
                                                           std::span<std::byte> own_memory,
                                                           void* context) = 0;
+
+  // Not null: queue pairs take from receives that all of them share, in memory of the fabric. Each
+  // is still told the receives that are posted, whose address and key are ignored; what it posts
+  // after its first `receive_queue_depth` gives back the memory of those that completed, in order.
+  virtual SharedReceives* shared_receives() { return nullptr; }
 
   // Replaces all regions. Those left out are named by nothing in flight.
   virtual void SetRegions(std::shared_ptr<const Regions> regions) = 0;

@@ -31,7 +31,7 @@ LAYERS = {
     "libclient/rpc/": ["libclient/include/sluice/"],
     "daemon/memory/": ["shm_proto/"],
     "daemon/sched/": ["shm_proto/"],
-    "daemon/transport/": ["shm_proto/"],
+    "daemon/transport/": ["shm_proto/", "daemon/sched/shared_receives.h"],
     "daemon/rdma.": ["shm_proto/", "daemon/control/", "daemon/transport/"],
     "daemon/clients/": ["shm_proto/", "daemon/memory/"],
     "daemon/engine/": ["shm_proto/", "daemon/sched/", "daemon/memory/", "daemon/transport/transport.h"],
