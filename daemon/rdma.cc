@@ -23,6 +23,9 @@ transport::VerbsSettings SettingsOf(const Config& config) {
                                     .timeout = static_cast<uint8_t>(rdma.timeout),
                                     .retries = static_cast<uint8_t>(rdma.retries),
                                     .relaxed_ordering = rdma.relaxed_ordering,
+                                    .shared_receives = rdma.shared_receives,
+                                    .shared_reserve = rdma.shared_reserve,
+                                    .shared_bytes = config.engine.receive_bytes,
                                     .addresses = {}};
   for (const std::string& listen : config.peer.listen) {
     if (auto numeric = ParseNumericAddress(listen, 1))

@@ -271,6 +271,13 @@ Result<> CheckConfig(const Config& config) {
                             "512, 1024, 2048 or 4096",
                             mtu));
   }
+  const RdmaConfig& rdma = config.rdma;
+  if (rdma.shared_receives != 0 && rdma.shared_receives < rdma.shared_reserve) {
+    return Fail(ErrorCode::kInvalid,
+                fmt::format("rdma.shared_receives: {} do not serve one peer; allowed is 0, or "
+                            "rdma.shared_reserve ({}) and more",
+                            rdma.shared_receives, rdma.shared_reserve));
+  }
   if (config.pool.extent_mib % 4 != 0) {
     return Fail(ErrorCode::kInvalid,
                 fmt::format("pool.extent_mib: {} is not a multiple of 4", config.pool.extent_mib));

@@ -69,6 +69,8 @@ struct RdmaConfig {
   uint32_t retries = 6;
   uint32_t settle_ms = Tunables{}.fabric_settle_ns / 1'000'000;
   bool relaxed_ordering = false;
+  uint32_t shared_receives = 0;  // Of each I/O thread; 0: each queue pair has its own.
+  uint32_t shared_reserve = 8;
 };
 
 struct PoolConfig {

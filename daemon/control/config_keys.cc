@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "daemon/control/config_check.h"
+#include "daemon/sched/shared_receives.h"
 #include "shm_proto/base/units.h"
 
 namespace sluice {
@@ -186,6 +187,10 @@ std::vector<Key<Config>> MakeConfigKeys() {
       "How long a peer stays on TCP after RDMA failed; doubled up to 30 s while RDMA does not last 10 s."),
     In<rdma, &R::relaxed_ordering>("rdma.relaxed_ordering", kRestart, 0, 1,
       "Let the NIC order its writes to memory freely, where it can: faster on some machines."),
+    In<rdma, &R::shared_receives>("rdma.shared_receives", kRestart, 0, 65'536,
+      "Receives of engine.receive_bytes that all RDMA peers of an I/O thread share: less memory where peers are many. 0: each peer has engine.receive_depth of its own."),
+    In<rdma, &R::shared_reserve>("rdma.shared_reserve", kRestart, SharedReceives::kSmallestReserve, 4'096,
+      "How many of the shared receives are each peer's for as long as it is there. A busy peer borrows more, up to engine.receive_depth."),
 
     In<&Config::pool, &PoolConfig::extent_mib>("pool.extent_mib", kRestart, 4, 1'024,
       "Size of the pieces in which a client's pool grows and shrinks. A multiple of 4."),

@@ -122,6 +122,13 @@ TEST(Config, OnlySizesThatRdmaPacketsHaveAreAPathMtu) {
   }
 }
 
+TEST(Config, SharedReceivesAreNoneOrEnoughForOnePeer) {
+  EXPECT_TRUE(ParseConfig("rdma.shared_receives = 0", "f.toml").has_value());
+  EXPECT_TRUE(ParseConfig("rdma.shared_receives = 8", "f.toml").has_value());
+  EXPECT_THAT(ErrorOf("rdma.shared_receives = 7"), HasSubstr("rdma.shared_reserve (8)"));
+  EXPECT_THAT(ErrorOf("rdma.shared_reserve = 3"), HasSubstr("rdma.shared_reserve"));
+}
+
 TEST(Config, RefusesTextThatIsNotToml) {
   EXPECT_THAT(ErrorOf("[engine]\nfragment_bytes = = 3\n"), HasSubstr("f.toml:2: this is not TOML"));
   EXPECT_THAT(ErrorOf("[http]\nlisten = \"\"\nlisten = \"\"\n"), HasSubstr("f.toml:3: "));

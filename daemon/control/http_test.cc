@@ -45,6 +45,12 @@ NodeStatus BusyNode() {
                     {.client = 2, .name = "x", .tenant = "t", .pool_bytes = 4096}};
   status.peers = {{.peer = 0, .name = "a:4500", .state = "up", .attempts = 3}};
   status.device = {.state = "up", .name = "rxe0", .counters = {{"rcvd_seq_err", 7}}};
+  status.threads[0].snapshot.fabric = {.queue_pairs = 3,
+                                       .completions = 4096,
+                                       .completions_reserved = 300,
+                                       .shared_receives = 64,
+                                       .shared_lent = 24,
+                                       .shared_low = 5};
   status.numbers = {{.name = "attaches_refused_total",
                      .help = "Refused.",
                      .labels = {{"reason", "rate"}},
@@ -131,6 +137,14 @@ TEST_F(Http, ServesMetricsThatPromtoolAccepts) {
   EXPECT_THAT(answer, HasSubstr("sluice_rdma_up 1\n"));
   EXPECT_THAT(answer,
               HasSubstr("sluice_rdma_device_figure{device=\"rxe0\",figure=\"rcvd_seq_err\"} 7\n"));
+  for (const char* figure :
+       {"rdma_queue_pairs{io_thread=\"0\"} 3\n", "rdma_completions{io_thread=\"0\"} 4096\n",
+        "rdma_completions_reserved{io_thread=\"0\"} 300\n",
+        "rdma_shared_receives{io_thread=\"0\"} 64\n",
+        "rdma_shared_receives_lent{io_thread=\"0\"} 24\n",
+        "rdma_shared_receives_low_total{io_thread=\"0\"} 5\n"}) {
+    EXPECT_THAT(answer, HasSubstr(std::string("sluice_") + figure));
+  }
   EXPECT_THAT(answer, HasSubstr("sluice_clients{tenant=\"t\"} 2\n"));
   EXPECT_THAT(answer, HasSubstr("sluice_attaches_refused_total{reason=\"rate\"} 2\n"));
   EXPECT_THAT(answer, HasSubstr("sluice_operation_seconds_bucket{le=\"+Inf\"} "));

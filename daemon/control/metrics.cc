@@ -226,6 +226,25 @@ void AddClients(const NodeStatus& status, Families& out) {
   }
 }
 
+// What an I/O thread's queue pairs take of the RDMA device.
+void AddFabric(const ThreadStatus& thread, Families& out) {
+  const transport::FabricUse& use = thread.snapshot.fabric;
+  if (use.completions == 0) return;
+  const Labels labels = {{"io_thread", std::to_string(thread.io_thread)}};
+  out.Gauge("rdma_queue_pairs", "Queue pairs of the I/O thread.", labels, use.queue_pairs);
+  out.Gauge("rdma_completions", "Room in the I/O thread's completion queue.", labels,
+            Number(use.completions));
+  out.Gauge("rdma_completions_reserved", "Of that room, for what can be outstanding.", labels,
+            Number(use.completions_reserved));
+  out.Gauge("rdma_shared_receives", "Receives that the I/O thread's RDMA peers share; 0: none do.",
+            labels, use.shared_receives);
+  out.Gauge("rdma_shared_receives_lent", "Of the shared receives, those promised to peers.", labels,
+            use.shared_lent);
+  out.Counter("rdma_shared_receives_low_total",
+              "Times fewer than an eighth of the shared receives were posted.", labels,
+              Number(use.shared_low));
+}
+
 void AddDevice(const DeviceStatus& device, Families& out) {
   out.Gauge("rdma_up", "Whether an RDMA device is in use.", {}, device.state == "up" ? 1 : 0);
   out.Counter("rdma_opened_total", "Times an RDMA device was opened.", {}, Number(device.opened));
@@ -245,6 +264,7 @@ std::string MetricsText(const NodeStatus& status) {
   AddDaemon(status.daemon, out);
   for (const ThreadStatus& thread : status.threads) {
     AddThread(thread, out);
+    AddFabric(thread, out);
     for (const io::EngineSnapshot& engine : thread.snapshot.engines) {
       AddEngine(engine, {{"peer", labels.For(engine.name)}}, out);
     }

@@ -309,16 +309,20 @@ Json PoolsJson(const NodeStatus& status) {
 }
 
 // What each I/O thread has of the device (ByteExpress table 3): one completion queue, a queue pair
-// for each engine that uses it.
+// for each engine that uses it, and receives that these share if told to.
 Json DevicesJson(const NodeStatus& status) {
   Json threads = Json::array();
   for (const ThreadStatus& thread : status.threads) {
-    const auto on_rdma = std::ranges::count(thread.snapshot.engines, "rc",
-                                            &io::EngineSnapshot::transport);
+    const transport::FabricUse& use = thread.snapshot.fabric;
     threads.push_back({{"io_thread", thread.io_thread},
-                       {"completion_queues", status.device.state == "up" ? 1 : 0},
-                       {"queue_pairs", on_rdma},
-                       {"engines", thread.snapshot.engines.size()}});
+                       {"completion_queues", use.completions != 0 ? 1 : 0},
+                       {"completions", use.completions},
+                       {"completions_reserved", use.completions_reserved},
+                       {"queue_pairs", use.queue_pairs},
+                       {"engines", thread.snapshot.engines.size()},
+                       {"shared_receives", use.shared_receives},
+                       {"shared_receives_lent", use.shared_lent},
+                       {"shared_receives_low", use.shared_low}});
   }
   Json counters = Json::object();
   for (const auto& [name, value] : status.device.counters) counters[name] = value;

@@ -209,7 +209,11 @@ int ShowDevices(Session& session) {
   Print("\n" + Table(answer.result.value("io_threads", Json::array()),
                      {{"io_thread", "I/O THREAD", Shape::kNumber},
                       {"completion_queues", "COMPLETION QUEUES", Shape::kNumber},
+                      {"completions", "COMPLETIONS", Shape::kNumber},
+                      {"completions_reserved", "RESERVED", Shape::kNumber},
                       {"queue_pairs", "QUEUE PAIRS", Shape::kNumber},
+                      {"shared_receives", "SHARED RECEIVES", Shape::kNumber},
+                      {"shared_receives_lent", "LENT", Shape::kNumber},
                       {"engines", "ENGINES", Shape::kNumber}},
                      "no I/O threads"));
   const Json named = answer.result.value("counters", Json::object());

@@ -57,8 +57,8 @@ class Path {
   // called with each request that was not done.
   template <typename Release>
   void TakeDown(Release release) {
+    returns.End();  // The lender may go with the queue pair.
     queue_pair.reset();
-    returns.End();
     broken = false;
     bundle = nullptr;
     bundle_slot = nullptr;

@@ -320,6 +320,7 @@ struct ReceiveMemorySnapshot {
 struct ThreadSnapshot {
   uint32_t io_thread = 0;
   uint64_t loops = 0, sleeps = 0;
+  transport::FabricUse fabric;
   std::vector<EngineSnapshot> engines;
   std::vector<SocketSnapshot> sockets;
   std::vector<PortSnapshot> ports;

@@ -91,6 +91,7 @@ ThreadSnapshot IoThread::Snapshot(uint64_t now_ns) {
   out.io_thread = index_;
   out.loops = progress();
   out.sleeps = sleeps_;
+  if (networks_.fabric) out.fabric = networks_.fabric->use();
   for (const auto& [peer, engine] : engines_) out.engines.push_back(Describe(*engine, now_ns));
   sockets_.ForEach([&](const Socket& socket) { out.sockets.push_back(Describe(socket)); });
   for (const auto& [id, client] : clients_) {

@@ -44,11 +44,15 @@ TEST(SharedReceives, BorrowersLeaveAQuarterToNewcomers) {
   EXPECT_EQ(lender.Join(kDepth), 8u);
 }
 
-TEST(SharedReceives, LosesNoneThatArePromised) {
+TEST(SharedReceives, WhatIsLostIsPromisedToNobody) {
   SharedReceives lender(16, 8);
   ASSERT_EQ(lender.Join(kDepth), 8u);
-  lender.Lose(100);
-  EXPECT_EQ(lender.count(), 8u);
+  lender.Lose();
+  EXPECT_EQ(lender.count(), 15u);
+  EXPECT_EQ(lender.Join(kDepth), 0u);
+  for (int i = 0; i < 20; ++i) lender.Lose();
+  EXPECT_EQ(lender.free(), 0u);
+  lender.GiveBack(8);
   EXPECT_EQ(lender.free(), 0u);
 }
 

@@ -10,8 +10,8 @@ namespace sluice {
 
 // Receives that all peers of one I/O thread take from, and how many of them each was promised as
 // credits. A peer has its reserve for as long as it is there, and borrows more while there are
-// plenty. Invariant: no more are promised than there are, so that no message finds no receive.
-// Thread: its I/O thread's. Allocates: never.
+// plenty. Invariant: while none are lost no more are promised than there are, so no message finds
+// no receive. Thread: its I/O thread's. Allocates: never.
 class SharedReceives {
  public:
   // With fewer a peer could not send data and still answer (SendCredits::kReserve).
@@ -40,20 +40,21 @@ class SharedReceives {
     SLUICE_CHECK(count <= promised_, "only what was promised is given back");
     promised_ -= count;
   }
-  // Some were lost with a queue pair of which nobody can tell what it had taken.
-  void Lose(uint32_t count) { count_ -= std::min(count, free()); }
+  // One is gone, with a queue pair of which nobody can tell what it had taken.
+  void Lose() { lost_ += lost_ < count_ ? 1 : 0; }
   // Those who borrowed are to give back as they go.
   bool scarce() const { return free() < std::max(reserve_, count_ / 8); }
 
-  uint32_t count() const { return count_; }
+  uint32_t count() const { return count_ - lost_; }
   uint32_t reserve() const { return reserve_; }
   uint32_t promised() const { return promised_; }
-  uint32_t free() const { return count_ - promised_; }
+  uint32_t free() const { return count() > promised_ ? count() - promised_ : 0; }
 
  private:
   uint32_t count_;
   uint32_t reserve_;
   uint32_t promised_ = 0;
+  uint32_t lost_ = 0;
 };
 
 }  // namespace sluice

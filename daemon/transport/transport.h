@@ -193,6 +193,16 @@ struct Region {
 // By address; no two overlap.
 using Regions = std::vector<Region>;
 
+// How much of what a fabric has its queue pairs use.
+struct FabricUse {
+  uint32_t queue_pairs = 0;
+  uint64_t completions = 0;           // Room in the completion queue.
+  uint64_t completions_reserved = 0;  // Of it, for what can be outstanding.
+  uint32_t shared_receives = 0;       // 0: queue pairs have their own.
+  uint32_t shared_lent = 0;           // Of these, promised to peers.
+  uint64_t shared_low = 0;            // Times few of them were left posted.
+};
+
 // A network beside the connection that carried the handshake, as RDMA is beside TCP. A queue pair
 // here may name memory that stands in the regions or that it was made with, and no other. A
 // kReceived completion points to the posted memory, whose bytes stay until it is posted again.
@@ -208,6 +218,8 @@ class Fabric : public Transport {
   // is still told the receives that are posted, whose address and key are ignored; what it posts
   // after its first `receive_queue_depth` gives back the memory of those that completed, in order.
   virtual SharedReceives* shared_receives() { return nullptr; }
+
+  virtual FabricUse use() const { return {}; }
 
   // Replaces all regions. Those left out are named by nothing in flight.
   virtual void SetRegions(std::shared_ptr<const Regions> regions) = 0;

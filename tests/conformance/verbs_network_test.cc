@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <poll.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -84,15 +87,20 @@ class VerbsNetwork final : public Network {
     std::unique_ptr<VerbsFabric> fabric;
     VerbsRegistry registry{
         [this](std::shared_ptr<const Regions> regions) { fabric->SetRegions(regions); }};
+    std::jthread events;  // Takes those of the device, as a control thread does. Ends first.
   };
 
-  static Result<std::unique_ptr<Network>> Create(std::array<const char*, 2> devices) {
+  static Result<std::unique_ptr<Network>> Create(std::array<const char*, 2> devices,
+                                                 uint32_t shared_receives) {
     auto network = std::make_unique<VerbsNetwork>();
     for (size_t i = 0; i < 2; ++i) {
       VerbsSettings settings;
       settings.device = devices[i];
       settings.timeout = 11;  // Soon given up: ends are waited for here.
       settings.retries = 6;
+      settings.shared_receives = shared_receives;
+      settings.shared_reserve = 8;
+      settings.shared_bytes = 64 << 10;
       auto device = VerbsDevice::Open(settings);
       if (!device) return std::unexpected(device.error());
       Host& host = network->hosts_[i];
@@ -102,6 +110,12 @@ class VerbsNetwork final : public Network {
       host.fabric = std::move(*fabric);
       if (auto attached = host.registry.Attach(*host.device); !attached)
         return std::unexpected(attached.error());
+      host.events = std::jthread([&device = *host.device](std::stop_token stop) {
+        while (!stop.stop_requested()) {
+          pollfd events{device.events_fd(), POLLIN, 0};
+          if (poll(&events, 1, 5) > 0) device.TakeEvents();
+        }
+      });
     }
     return network;
   }
@@ -136,10 +150,12 @@ class VerbsNetwork final : public Network {
   std::array<Host, 2> hosts_;
 };
 
-TransportUnderTest Rc(const char* name, std::array<const char*, 2> devices) {
+// With shared receives there is always one, and the engine's credits keep peers from too many.
+TransportUnderTest Rc(const char* name, std::array<const char*, 2> devices,
+                      uint32_t shared_receives = 0) {
   return {.name = name,
-          .make_network = [devices] { return VerbsNetwork::Create(devices); },
-          .waits_for_receives = true,
+          .make_network = [=] { return VerbsNetwork::Create(devices, shared_receives); },
+          .waits_for_receives = shared_receives == 0,
           .discards_stale_writes = false,
           .needs_device = true,
           .tells_the_peer = false,
@@ -148,7 +164,8 @@ TransportUnderTest Rc(const char* name, std::array<const char*, 2> devices) {
 
 INSTANTIATE_TEST_SUITE_P(Verbs, Conformance,
                          testing::Values(Rc("rc_loop", {"rxe0", "rxe0"}),
-                                         Rc("rc_wire", {"rxe0", "rxe1"})),
+                                         Rc("rc_wire", {"rxe0", "rxe1"}),
+                                         Rc("rc_shared", {"rxe0", "rxe1"}, 256)),
                          testing::PrintToStringParamName());
 
 }  // namespace

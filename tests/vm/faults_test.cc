@@ -137,6 +137,31 @@ TEST_F(RdmaFaults, WithoutAnyMessagesTakeRdmaOverTheWire) {
 
 TEST_F(RdmaFaults, RocePacketsVanishWhileTcpLives) { ExpectTcpDuring("drop roce", "heal"); }
 
+TEST_F(RdmaFaults, ReceivesThatPeersShareAreLentAndComeBackWhenRocePacketsVanish) {
+  DaemonOptions sharing = Options();
+  sharing.settings["rdma.shared_receives"] = "64";
+  const auto lent = [&] {
+    std::smatch found;
+    const std::string devices = left_->Ctl({"--json", "devices"}).output;
+    const std::regex wanted("\"shared_receives_lent\": *([0-9]+)");
+    EXPECT_TRUE(std::regex_search(devices, found, wanted)) << devices;
+    return std::stoi(found[1].str());
+  };
+  if (!BeginOnRdma(sharing)) return;
+  EXPECT_GE(lent(), 8);
+  for (int i = 0; i < 10; ++i) SendSome();
+  ExpectAllThatWasSent();
+  ASSERT_TRUE(Network::Vm("drop roce"));
+  SendSome();
+  ASSERT_TRUE(Takes("tcp"));
+  ExpectAllThatWasSent();
+  ASSERT_TRUE(Network::Vm("heal"));
+  ASSERT_TRUE(Takes("rc"));
+  EXPECT_GE(lent(), 8);
+  SendSome();
+  ExpectAllThatWasSent();
+}
+
 TEST_F(RdmaFaults, TheDeviceIsRemovedAtTheNearEndAndComesBack) {
   ExpectTcpDuring("remove_device rxe0", "add_device rxe0");
 }

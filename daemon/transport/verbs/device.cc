@@ -15,6 +15,7 @@
 
 #include "daemon/transport/transport.h"
 #include "daemon/transport/verbs/call.h"
+#include "daemon/transport/verbs/event_flag.h"
 #include "shm_proto/base/units.h"
 
 namespace sluice::transport {
@@ -200,6 +201,13 @@ std::string VerbsDevice::TakeEvents() {
       case IBV_EVENT_GID_CHANGE:
         if (auto index = GidIndex(); !index) reason = index.error().message;
         break;
+      case IBV_EVENT_QP_LAST_WQE_REACHED:
+        static_cast<EventFlag*>(event.element.qp->qp_context)->Raise();
+        break;
+      case IBV_EVENT_SRQ_LIMIT_REACHED:
+        static_cast<EventFlag*>(event.element.srq->srq_context)->Raise();
+        break;
+      case IBV_EVENT_SRQ_ERR: reason = "a shared receive queue failed"; break;
       default: break;  // What concerns a queue pair shows in its completions.
     }
     ibv_ack_async_event(&event);

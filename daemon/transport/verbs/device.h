@@ -23,6 +23,9 @@ struct VerbsSettings {
   uint8_t timeout = 13;  // 4.096 us times two to this power.
   uint8_t retries = 6;
   bool relaxed_ordering = false;
+  uint32_t shared_receives = 0;  // By all queue pairs of an I/O thread; 0: each has its own.
+  uint32_t shared_reserve = 0;   // Of these, for each queue pair.
+  uint32_t shared_bytes = 0;     // Size of each.
   // Addresses of this host that peers are to use, as text; a port that has one of them is
   // preferred.
   std::vector<std::string> addresses;

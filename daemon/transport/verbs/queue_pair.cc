@@ -36,10 +36,14 @@ VerbsQueuePair::VerbsQueuePair(VerbsFabric& fabric, const QueuePairLimits& limit
       sends_(limits.send_queue_depth),
       receives_(limits.receive_queue_depth),
       receive_addresses_(limits.receive_queue_depth),
+      shared_(fabric.shared_),
+      slots_(limits.receive_queue_depth),
       send_work_(limits.send_queue_depth),
       send_pieces_(size_t{limits.send_queue_depth} * kMaxSegments),
       receive_work_(limits.receive_queue_depth),
-      receive_pieces_(limits.receive_queue_depth) {}
+      receive_pieces_(limits.receive_queue_depth) {
+  slots_to_post_.reserve(limits.receive_queue_depth);
+}
 
 Result<std::unique_ptr<FabricQueuePair>> VerbsQueuePair::Create(VerbsFabric& fabric,
                                                                 const QueuePairLimits& limits,
@@ -51,8 +55,15 @@ Result<std::unique_ptr<FabricQueuePair>> VerbsQueuePair::Create(VerbsFabric& fab
 }
 
 Result<> VerbsQueuePair::Make() {
-  // Each queue has one place more than the engine uses: for its beacon.
-  const size_t completions = size_t{limits_.send_queue_depth} + limits_.receive_queue_depth + 2;
+  if (shared_ && limits_.receive_bytes > shared_->slot_bytes()) {
+    return Fail(ErrorCode::kInvalid, "receives of " + std::to_string(limits_.receive_bytes) +
+                                         " bytes are wanted, those shared have " +
+                                         std::to_string(shared_->slot_bytes()));
+  }
+  // Each queue has one place more than the engine uses: for its beacon. The places for shared
+  // receives were reserved with them.
+  const size_t receives = shared_ ? 0 : limits_.receive_queue_depth;
+  const size_t completions = size_t{limits_.send_queue_depth} + receives + 2;
   if (auto reserved = fabric_.Reserve(completions); !reserved) return reserved;
   reserved_completions_ = completions;
   own_region_ = ibv_reg_mr(fabric_.device_.pd(), own_memory_.data(), own_memory_.size(),
@@ -82,8 +93,10 @@ Result<> VerbsQueuePair::CreateInDevice() {
     init = {};
     init.send_cq = init.recv_cq = fabric_.queue_;
     init.qp_type = IBV_QPT_RC;
+    init.qp_context = &last_receive_;
+    if (shared_) init.srq = shared_->queue();
     init.cap = {.max_send_wr = limits_.send_queue_depth + 1,
-                .max_recv_wr = limits_.receive_queue_depth + 1,
+                .max_recv_wr = shared_ ? 0 : limits_.receive_queue_depth + 1,
                 .max_send_sge = kMaxSegments,
                 .max_recv_sge = 1,
                 .max_inline_data = inline_bytes};
@@ -111,8 +124,15 @@ VerbsQueuePair::~VerbsQueuePair() {
 // Returns when the NIC touches nothing of it any more.
 void VerbsQueuePair::Destroy() {
   if (queue_pair_ == nullptr) return;
+  fabric_.TakeAll();
   ibv_destroy_qp(std::exchange(queue_pair_, nullptr));
-  fabric_.DropCompletions(number_);
+  fabric_.DropCompletions(number_, shared_.get());
+  if (!shared_) return;
+  for (; !slots_.empty(); slots_.ReleaseUpTo(slots_.first())) {
+    const auto slot = static_cast<uint32_t>(slots_.at(slots_.first()));
+    shared_->Post({&slot, 1});
+  }
+  fabric_.ReleaseShared(std::move(shared_), !connected_ || last_receive_seen_);
 }
 
 Endpoint VerbsQueuePair::local_endpoint() const {
@@ -133,6 +153,7 @@ Result<> VerbsQueuePair::Connect(const Endpoint& endpoint) {
   if (peer->link_layer != fabric_.device_.link_layer())
     return Fail(ErrorCode::kUnavailable, "the peer's RDMA port is of another kind of network");
   if (auto ready = ToReadyToReceive(*peer); !ready) return ready;
+  connected_ = true;
   return ToReadyToSend();
 }
 
@@ -177,11 +198,14 @@ Result<> VerbsQueuePair::ToReadyToSend() {
   // Providers have been seen to take other values in silence.
   ibv_qp_attr read{};
   ibv_qp_init_attr init{};
-  if (auto done = Verbs(ibv_query_qp(queue_pair_, &read, mask, &init), "ibv_query_qp"); !done)
+  const int read_mask = mask | IBV_QP_MIN_RNR_TIMER;
+  if (auto done = Verbs(ibv_query_qp(queue_pair_, &read, read_mask, &init), "ibv_query_qp"); !done)
     return done;
-  if (read.rnr_retry != kRnrRetryForEver || read.retry_cnt != settings.retries)
+  if (read.rnr_retry != kRnrRetryForEver || read.retry_cnt != settings.retries ||
+      read.timeout != settings.timeout || read.min_rnr_timer != kRnrTimer) {
     return Fail(ErrorCode::kUnavailable,
-                "the provider did not take the retry counts that were set");
+                "the provider did not take the timeouts and retry counts that were set");
+  }
   return {};
 }
 
@@ -251,6 +275,13 @@ Result<> VerbsQueuePair::PostReceive(std::span<const ReceiveRequest> requests) {
     return Fail(ErrorCode::kInvalid, "more receives posted than the receive queue is deep (" +
                                          std::to_string(limits_.receive_queue_depth) + ")");
   }
+  if (!shared_) return PostOwn(requests);
+  PostShared(requests);
+  if (!shared_->failure().empty()) Die(shared_->failure());
+  return {};
+}
+
+Result<> VerbsQueuePair::PostOwn(std::span<const ReceiveRequest> requests) {
   const uint64_t begin = receives_.end();
   for (size_t i = 0; i < requests.size(); ++i) {
     if (!RegionLookup::Holds(own_, requests[i].address, requests[i].length) ||
@@ -272,6 +303,18 @@ Result<> VerbsQueuePair::PostReceive(std::span<const ReceiveRequest> requests) {
   auto posted = Verbs(ibv_post_recv(queue_pair_, receive_work_.data(), &bad), "ibv_post_recv");
   if (!posted) Die(posted.error().message);
   return posted;
+}
+
+// Only names are posted at first; later ones bring back the slots of those that completed.
+void VerbsQueuePair::PostShared(std::span<const ReceiveRequest> requests) {
+  slots_to_post_.clear();
+  for (const ReceiveRequest& request : requests) {
+    receives_.Push(request.id);
+    if (slots_.empty()) continue;
+    slots_to_post_.push_back(static_cast<uint32_t>(slots_.at(slots_.first())));
+    slots_.ReleaseUpTo(slots_.first());
+  }
+  shared_->Post(slots_to_post_);
 }
 
 Result<size_t> VerbsQueuePair::Expose(uint32_t, std::span<const LandingSegment> segments,
@@ -297,27 +340,44 @@ void VerbsQueuePair::OnCompletion(const ibv_wc& completion, uint64_t now_ns) {
     (receive ? receives_drained_ : sends_drained_) = true;
     return;
   }
+  if (receive && shared_) TakeSlot(SharedQueue::SlotOf(completion.wr_id));
   if (completion.status != IBV_WC_SUCCESS) {
     // All that is outstanding is flushed together, at the end.
     if (reason_.empty()) Die(std::string("RDMA: ") + ibv_wc_status_str(completion.status));
     return;
   }
   last_heard_ns_ = now_ns;
-  const uint64_t position = completion.wr_id & ~kReceiveBit;
-  if (!receive) return OnSent(position);
-  SLUICE_CHECK(position == receives_.first(), "receives complete in the order they were posted");
+  receive ? OnReceived(completion) : OnSent(completion.wr_id);
+}
+
+// With it until as many receives were posted again; a peer that takes too many is found by the
+// names, which are as many.
+void VerbsQueuePair::TakeSlot(uint32_t slot) {
+  if (slots_.room() == 0) return shared_->Post({&slot, 1});
+  slots_.Push(slot);
+}
+
+void VerbsQueuePair::OnReceived(const ibv_wc& completion) {
+  if (receives_.empty()) return Die("the peer sends more than there are receives for it");
+  const bool written = completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM;
+  if (!written && completion.byte_len > limits_.receive_bytes)
+    return Die("the peer sends more bytes at once than agreed upon");
+  const uint64_t position = receives_.first();
   Completion out{};
   out.id = receives_.at(position);
   out.context = context_;
   out.status = Status::kOk;
   out.bytes = completion.byte_len;
-  if (completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
+  if (written) {
     out.kind = CompletionKind::kWritten;
     out.immediate = ntohl(completion.imm_data);
   } else {
     out.kind = CompletionKind::kReceived;
-    out.data = receive_addresses_[position % receive_addresses_.size()];
+    out.data = shared_ ? shared_->Slot(SharedQueue::SlotOf(completion.wr_id))
+                       : receive_addresses_[position % receive_addresses_.size()];
   }
+  SLUICE_CHECK(shared_ || (completion.wr_id & ~kReceiveBit) == position,
+               "receives complete in the order they were posted");
   receives_.ReleaseUpTo(position);
   fabric_.completions_.Push(this, out);
 }
@@ -355,16 +415,29 @@ void VerbsQueuePair::PostBeacons() {
   send.opcode = IBV_WR_SEND;
   send.send_flags = IBV_SEND_SIGNALED;
   sends_drained_ = ibv_post_send(queue_pair_, &send, &bad_send) != 0;
+  if (shared_) {  // The device says instead that it took its last.
+    receives_drained_ = !connected_;
+    return;
+  }
   ibv_recv_wr receive{};
   ibv_recv_wr* bad_receive;
   receive.wr_id = kBeaconBit | kReceiveBit;
   receives_drained_ = ibv_post_recv(queue_pair_, &receive, &bad_receive) != 0;
 }
 
+// Of shared receives the event comes before the completions have been looked at.
+bool VerbsQueuePair::ReceivesDrained() {
+  if (receives_drained_ || !shared_) return receives_drained_;
+  if (last_receive_seen_) return receives_drained_ = fabric_.emptied_;
+  last_receive_seen_ = last_receive_.count() > 0;
+  return false;
+}
+
 bool VerbsQueuePair::FinishDying(uint64_t now_ns) {
   // From the first look on: nobody may have polled for long before the end.
   if (drain_deadline_ns_ == 0) drain_deadline_ns_ = now_ns + kDrainNs;
-  if ((!sends_drained_ || !receives_drained_) && now_ns < drain_deadline_ns_) return false;
+  const bool drained = ReceivesDrained() && sends_drained_;
+  if (!drained && now_ns < drain_deadline_ns_) return false;
   Destroy();
   Completion out{};
   out.context = context_;

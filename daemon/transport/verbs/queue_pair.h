@@ -11,6 +11,7 @@
 
 #include "daemon/transport/transport.h"
 #include "daemon/transport/verbs/endpoint.h"
+#include "daemon/transport/verbs/event_flag.h"
 #include "daemon/transport/verbs/verbs_fabric.h"
 
 namespace sluice::transport {
@@ -70,7 +71,7 @@ class VerbsQueuePair final : public FabricQueuePair {
 
   // The rest is for the fabric.
   void OnCompletion(const ibv_wc& completion, uint64_t now_ns);
-  // Whether all that was outstanding has been told.
+  // Whether all that was outstanding has been told. Called at the end of a Poll().
   bool FinishDying(uint64_t now_ns);
   size_t reserved_completions() const { return reserved_completions_; }
 
@@ -83,13 +84,18 @@ class VerbsQueuePair final : public FabricQueuePair {
   Result<> ToReadyToSend();
   const Region* Find(const std::byte* address, uint64_t bytes);
   bool Fill(const SendRequest& request, ibv_send_wr& work, ibv_sge*& piece);
+  void TakeSlot(uint32_t slot);
+  void OnReceived(const ibv_wc& completion);
+  Result<> PostOwn(std::span<const ReceiveRequest> requests);
+  void PostShared(std::span<const ReceiveRequest> requests);
   void Die(std::string reason);
   void PostBeacons();
+  bool ReceivesDrained();
   void OnSent(uint64_t position);
   void Destroy();
 
   static constexpr uint32_t kInlineBytes = 128;
-  static constexpr uint64_t kReceiveBit = uint64_t{1} << 63;
+  static constexpr uint64_t kReceiveBit = SharedQueue::kReceiveBit;
   static constexpr uint64_t kBeaconBit = uint64_t{1} << 62;
 
   VerbsFabric& fabric_;
@@ -105,8 +111,16 @@ class VerbsQueuePair final : public FabricQueuePair {
   uint32_t first_psn_ = 0;
   PostedIds sends_;
   PostedIds receives_;
-  std::vector<std::byte*> receive_addresses_;  // By position.
-  std::vector<ibv_send_wr> send_work_;         // Scratch for one posting.
+  std::vector<const std::byte*> receive_addresses_;  // By position.
+  // Receives may come from a queue that others share, else null; the engine's names of them stay in
+  // receives_. Slots it was given and has not posted again, oldest first; at most as many as names.
+  std::shared_ptr<SharedQueue> shared_;
+  PostedIds slots_;
+  std::vector<uint32_t> slots_to_post_;  // Scratch for one posting.
+  EventFlag last_receive_;               // The device takes no more of the shared receives.
+  bool connected_ = false;
+  bool last_receive_seen_ = false;
+  std::vector<ibv_send_wr> send_work_;  // Scratch for one posting.
   std::vector<ibv_sge> send_pieces_;
   std::vector<ibv_recv_wr> receive_work_;
   std::vector<ibv_sge> receive_pieces_;

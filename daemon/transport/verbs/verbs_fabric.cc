@@ -37,11 +37,12 @@ Result<> VerbsFabric::Open() {
   const int capacity = std::min(kFirstCompletions, device_.attributes().max_cqe);
   queue_ = ibv_create_cq(device_.context(), capacity, nullptr, channel_, 0);
   if (queue_ == nullptr) return FailErrno("ibv_create_cq");
-  return {};
+  return device_.settings().shared_receives != 0 ? MakeShared() : Result<>{};
 }
 
 VerbsFabric::~VerbsFabric() {
   SLUICE_CHECK(queue_pairs_.empty(), "queue pairs are destroyed before their fabric");
+  shared_.reset();
   if (queue_ != nullptr) {
     ibv_ack_cq_events(queue_, events_unacknowledged_);  // Destroying waits for it.
     ibv_destroy_cq(queue_);
@@ -76,6 +77,7 @@ Result<> VerbsFabric::Reserve(size_t completions) {
   SLUICE_CHECK(wanted <= static_cast<size_t>(queue_->cqe), "a completion queue never overruns");
   reserved_ = wanted;
   completions_.Reserve(reserved_);
+  batch_.resize(std::max(batch_.size(), reserved_ + kBatch));
   return {};
 }
 
@@ -86,13 +88,18 @@ void VerbsFabric::Forget(VerbsQueuePair* queue_pair) {
 }
 
 // Of a queue pair that was destroyed. Its number may be another's next.
-void VerbsFabric::DropCompletions(uint32_t number) {
+void VerbsFabric::DropCompletions(uint32_t number, SharedQueue* shared) {
   queue_pairs_.erase(number);
-  const auto rest = batch_.begin() + batch_next_;
-  batch_count_ = static_cast<int>(
-      std::remove_if(rest, batch_.begin() + batch_count_,
-                     [number](const ibv_wc& each) { return each.qp_num == number; }) -
-      batch_.begin());
+  size_t kept = batch_next_;
+  for (size_t i = batch_next_; i < batch_count_; ++i) {
+    if (batch_[i].qp_num != number) {
+      batch_[kept++] = batch_[i];
+    } else if (shared != nullptr && (batch_[i].wr_id & SharedQueue::kReceiveBit) != 0) {
+      const uint32_t slot = SharedQueue::SlotOf(batch_[i].wr_id);
+      shared->Post({&slot, 1});
+    }
+  }
+  batch_count_ = kept;
 }
 
 size_t VerbsFabric::Poll(std::span<Completion> completions, uint64_t now_ns) {
@@ -100,7 +107,7 @@ size_t VerbsFabric::Poll(std::span<Completion> completions, uint64_t now_ns) {
   if (armed_) TakeChannelEvents();
   while (!completions_.full() && Collect()) {
     while (!completions_.full() && batch_next_ < batch_count_)
-      Handle(batch_[static_cast<size_t>(batch_next_++)], now_ns);
+      Handle(batch_[batch_next_++], now_ns);
   }
   if (!dying_.empty()) {
     std::erase_if(dying_,
@@ -113,9 +120,23 @@ size_t VerbsFabric::Poll(std::span<Completion> completions, uint64_t now_ns) {
 bool VerbsFabric::Collect() {
   if (batch_next_ < batch_count_) return true;
   batch_next_ = 0;
-  batch_count_ = std::max(0, ibv_poll_cq(queue_, kBatch, batch_.data()));
-  if (batch_count_ < kBatch) reserved_ -= std::exchange(released_, 0);
+  const int count = ibv_poll_cq(queue_, kBatch, batch_.data());
+  batch_count_ = static_cast<size_t>(std::max(0, count));
+  emptied_ = batch_count_ < kBatch;
+  if (emptied_) reserved_ -= std::exchange(released_, 0);
   return batch_count_ > 0;
+}
+
+// Everything out of the queue, before the provider takes a queue pair's completions from it unseen.
+void VerbsFabric::TakeAll() {
+  std::move(batch_.begin() + static_cast<ptrdiff_t>(batch_next_),
+            batch_.begin() + static_cast<ptrdiff_t>(batch_count_), batch_.begin());
+  batch_count_ -= std::exchange(batch_next_, 0);
+  while (batch_count_ + kBatch <= batch_.size()) {
+    const int count = ibv_poll_cq(queue_, kBatch, &batch_[batch_count_]);
+    batch_count_ += static_cast<size_t>(std::max(0, count));
+    if (count < kBatch) return;
+  }
 }
 
 // Of a failed completion only its id, status and queue pair mean anything.
@@ -123,6 +144,45 @@ void VerbsFabric::Handle(const ibv_wc& completion, uint64_t now_ns) {
   auto queue_pair = queue_pairs_.find(completion.qp_num);
   // Of one that was destroyed meanwhile.
   if (queue_pair != queue_pairs_.end()) queue_pair->second->OnCompletion(completion, now_ns);
+}
+
+// --- receives that all queue pairs share ---
+
+Result<> VerbsFabric::MakeShared() {
+  const VerbsSettings& settings = device_.settings();
+  if (auto reserved = Reserve(settings.shared_receives); !reserved) return reserved;
+  auto made = SharedQueue::Create(
+      device_, parent_domain_ != nullptr ? parent_domain_ : device_.pd(), settings.shared_receives,
+      settings.shared_bytes, settings.shared_reserve);
+  if (!made) {
+    released_ += settings.shared_receives;
+    return std::unexpected(made.error());
+  }
+  shared_ = std::move(*made);
+  return {};
+}
+
+// A queue pair that went without telling its last receive may have been filling one. Since nobody
+// can say which, a queue that lost many is left to the queue pairs that have it.
+void VerbsFabric::ReleaseShared(std::shared_ptr<SharedQueue> shared, bool told_its_last) {
+  if (!told_its_last) shared->lender().Lose();
+  if (shared == shared_ && (shared->worn() || !shared->failure().empty())) {
+    if (auto made = MakeShared(); !made) return;  // Tried again after the next one.
+  }
+  if (shared.use_count() == 1) released_ += shared->slots();
+}
+
+FabricUse VerbsFabric::use() const {
+  FabricUse use;
+  use.queue_pairs = static_cast<uint32_t>(queue_pairs_.size());
+  use.completions = static_cast<uint64_t>(queue_->cqe);
+  use.completions_reserved = reserved_;
+  if (shared_) {
+    use.shared_receives = shared_->lender().count();
+    use.shared_lent = shared_->lender().promised();
+    use.shared_low = shared_->low();
+  }
+  return use;
 }
 
 void VerbsFabric::TakeChannelEvents() {

@@ -3,7 +3,6 @@
 
 #include <infiniband/verbs.h>
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -15,6 +14,7 @@
 #include "daemon/transport/transport.h"
 #include "daemon/transport/verbs/device.h"
 #include "daemon/transport/verbs/regions.h"
+#include "daemon/transport/verbs/shared_queue.h"
 #include "shm_proto/base/random.h"
 
 namespace sluice::transport {
@@ -42,6 +42,8 @@ class VerbsFabric final : public Fabric {
   int fd() const override { return channel_->fd; }
   bool Arm() override;
   uint64_t NextPollNs(uint64_t now_ns) const override;
+  SharedReceives* shared_receives() override { return shared_ ? &shared_->lender() : nullptr; }
+  FabricUse use() const override;
 
   bool has_thread_domain() const { return thread_domain_ != nullptr; }
 
@@ -57,8 +59,12 @@ class VerbsFabric final : public Fabric {
   void TakeChannelEvents();
   bool Collect();
   void Handle(const ibv_wc& completion, uint64_t now_ns);
-  void DropCompletions(uint32_t number);
+  void TakeAll();
+  void DropCompletions(uint32_t number, SharedQueue* shared);
   void Forget(VerbsQueuePair* queue_pair);
+  Result<> MakeShared();
+  // A queue pair that took from it is destroyed.
+  void ReleaseShared(std::shared_ptr<SharedQueue> shared, bool told_its_last);
 
   const VerbsDevice& device_;
   Random& random_;
@@ -70,13 +76,17 @@ class VerbsFabric final : public Fabric {
   unsigned events_unacknowledged_ = 0;
   RegionLookup regions_;
   CompletionQueue completions_;
-  std::array<ibv_wc, kBatch> batch_;  // Taken from the queue, not yet handed on.
-  int batch_next_ = 0;
-  int batch_count_ = 0;
-  size_t reserved_ = 0;  // Completions that can be in the queue.
-  size_t released_ = 0;  // Of these, of destroyed queue pairs: until the queue was seen empty.
+  std::vector<ibv_wc> batch_;  // Taken from the queue, not yet handed on: from next to count.
+  size_t batch_next_ = 0;
+  size_t batch_count_ = 0;
+  bool emptied_ = false;  // The queue was, when last looked at.
+  size_t reserved_ = 0;   // Completions that can be in the queue.
+  size_t released_ = 0;   // Of these, of destroyed queue pairs: until the queue was seen empty.
   std::unordered_map<uint32_t, VerbsQueuePair*> queue_pairs_;  // By number.
   std::vector<VerbsQueuePair*> dying_;
+  // For new queue pairs; null: they have receives of their own. Each keeps the one it was made
+  // with.
+  std::shared_ptr<SharedQueue> shared_;
 };
 
 }  // namespace sluice::transport

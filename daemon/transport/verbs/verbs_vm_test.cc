@@ -45,8 +45,7 @@ bool Eventually(const std::function<bool()>& condition) {
   return true;
 }
 
-std::unique_ptr<VerbsDevice> Open(const std::string& name) {
-  VerbsSettings settings;
+std::unique_ptr<VerbsDevice> Open(const std::string& name, VerbsSettings settings = {}) {
   settings.device = name;
   auto opened = VerbsDevice::Open(settings);
   EXPECT_TRUE(opened.has_value()) << opened.error().message;
@@ -224,8 +223,10 @@ class LoopTest : public testing::Test {
   static constexpr QueuePairLimits kLimits{8, 8, 256};
   static constexpr size_t kMemory = 8 * 256;
 
-  void SetUp() override {
-    device_ = Open("rxe0");
+  void SetUp() override { Begin({}); }
+  void Begin(const VerbsSettings& settings) {
+    fabric_.reset();
+    device_ = Open("rxe0", settings);
     ASSERT_NE(device_, nullptr);
     auto made = VerbsFabric::Create(*device_, random_);
     ASSERT_TRUE(made.has_value()) << made.error().message;
@@ -245,6 +246,7 @@ class LoopTest : public testing::Test {
   }
   void Poll() {
     std::array<Completion, 16> completions;
+    device_->TakeEvents();  // A control thread does.
     const size_t count = fabric_->Poll(completions, clock_.NowNs());
     seen_.insert(seen_.end(), completions.begin(),
                  completions.begin() + static_cast<ptrdiff_t>(count));
@@ -329,6 +331,172 @@ TEST_F(LoopTest, WhatWasLeftToTellOfADestroyedQueuePairIsNotTold) {
   ASSERT_TRUE(next.has_value()) << next.error().message;
   Poll();
   EXPECT_TRUE(seen_.empty());
+}
+
+// What the device counts under that name.
+uint64_t Counter(const VerbsDevice& device, const std::string& name) {
+  const auto counters = device.PortCounters();
+  const auto found = std::ranges::find(counters, name, &std::pair<std::string, uint64_t>::first);
+  EXPECT_NE(found, counters.end()) << name;
+  return found == counters.end() ? 0 : found->second;
+}
+
+TEST_F(LoopTest, ASenderThatOutrunsItsReceiverIsHeldUpAndLosesNothing) {
+  std::vector<std::byte> memory(kMemory);
+  auto made = Make(memory);
+  ASSERT_TRUE(made.has_value()) << made.error().message;
+  auto& queue_pair = **made;
+  ASSERT_TRUE(queue_pair.Connect(queue_pair.local_endpoint()).has_value());
+  const uint64_t refused = Counter(*device_, "send_rnr_err");
+  constexpr uint64_t kMessages = 60;
+  uint64_t sent = 0, posted = 0, received = 0;
+  ASSERT_TRUE(Eventually([&] {
+    if (sent < kMessages) {
+      const auto request = Send(sent, {{&memory[8 * 256 - 1], 1, 0}});
+      sent += queue_pair.PostSend({&request, 1});
+    }
+    // A receive at a time, and late: when the device has refused a message for want of it.
+    if (posted == received && Counter(*device_, "send_rnr_err") > refused + received / 4) {
+      const ReceiveRequest receive{posted, memory.data(), 256, 0};
+      posted += queue_pair.PostReceive({&receive, 1}).has_value() ? 1 : 0;
+    }
+    seen_.clear();
+    Poll();
+    for (const Completion& each : seen_) {
+      EXPECT_EQ(each.status, Status::kOk) << queue_pair.reason();
+      if (each.kind != CompletionKind::kReceived) continue;
+      EXPECT_EQ(each.id, received);
+      ++received;
+    }
+    return received == kMessages || !queue_pair.reason().empty();
+  })) << received;
+  EXPECT_EQ(queue_pair.reason(), "");
+  EXPECT_GT(Counter(*device_, "send_rnr_err"), refused);
+}
+
+// Queue pairs of one fabric that take from receives they share, joined in pairs.
+class SharedTest : public LoopTest {
+ protected:
+  static constexpr uint32_t kSlots = 32;
+  static constexpr std::array<ReceiveRequest, 8> kNames{{{0, nullptr, 256, 0},
+                                                         {1, nullptr, 256, 0},
+                                                         {2, nullptr, 256, 0},
+                                                         {3, nullptr, 256, 0},
+                                                         {4, nullptr, 256, 0},
+                                                         {5, nullptr, 256, 0},
+                                                         {6, nullptr, 256, 0},
+                                                         {7, nullptr, 256, 0}}};
+  struct Both {
+    std::vector<std::byte> memory{std::vector<std::byte>(1024)};
+    std::unique_ptr<FabricQueuePair> from, to;
+  };
+
+  void SetUp() override {
+    VerbsSettings settings;
+    settings.shared_receives = kSlots;
+    settings.shared_reserve = 8;
+    settings.shared_bytes = 256;
+    Begin(settings);
+  }
+  // `to` has names for as many messages.
+  std::unique_ptr<Both> Join(size_t names = kNames.size()) {
+    auto both = std::make_unique<Both>();
+    both->from = std::move(Make(both->memory).value());
+    both->to = std::move(Make(both->memory).value());
+    EXPECT_TRUE(both->to->PostReceive(std::span(kNames).first(names)).has_value());
+    EXPECT_TRUE(both->from->Connect(both->to->local_endpoint()).has_value());
+    EXPECT_TRUE(both->to->Connect(both->from->local_endpoint()).has_value());
+    return both;
+  }
+  // Sends some and waits until they have been received. They keep their slots.
+  ::testing::AssertionResult Use(Both& both, size_t messages) {
+    for (size_t i = 0; i < messages; ++i) {
+      both.memory[i] = static_cast<std::byte>(i);
+      const auto request = Send(i, {{&both.memory[i], 1, 0}});
+      if (both.from->PostSend({&request, 1}) != 1) {
+        return ::testing::AssertionFailure() << both.from->reason();
+      }
+    }
+    size_t received = 0;
+    const bool all = Eventually([&] {
+      seen_.clear();
+      Poll();
+      for (const Completion& each : seen_) {
+        if (each.kind != CompletionKind::kReceived || each.status != Status::kOk) continue;
+        EXPECT_EQ(*each.data, static_cast<std::byte>(received));
+        ++received;
+      }
+      return received == messages;
+    });
+    return all ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << received;
+  }
+};
+
+TEST_F(SharedTest, ManyQueuePairsTakeFromThemAndGiveThemBack) {
+  std::vector<std::unique_ptr<Both>> pairs;
+  for (int i = 0; i < 6; ++i) pairs.push_back(Join());
+  for (int round = 0; round < 20; ++round) {
+    for (auto& both : pairs) {
+      ASSERT_TRUE(Use(*both, 8));
+      ASSERT_TRUE(both->to->PostReceive(kNames).has_value());
+    }
+  }
+  EXPECT_EQ(fabric_->use().shared_receives, kSlots);
+  EXPECT_EQ(fabric_->use().queue_pairs, 12u);
+}
+
+TEST_F(SharedTest, WhatADeadQueuePairHadIsThereForTheOthers) {
+  auto living = Join();
+  for (int round = 0; round < 6; ++round) {  // 6 slots each: more than there are.
+    auto both = Join();
+    ASSERT_TRUE(Use(*both, 6));
+    seen_.clear();
+    both->to->Shutdown();
+    ASSERT_TRUE(Saw(CompletionKind::kDisconnected, Status::kFlushed));
+  }
+  ASSERT_TRUE(Use(*living, 8));
+}
+
+// The engine's fence: destroyed at once, whatever is under way. One receive may go with each, so
+// there comes a time when new ones are made.
+TEST_F(SharedTest, QueuePairsDestroyedAtOnceNeverLeaveTheOthersWithout) {
+  auto living = Join();
+  for (int round = 0; round < 40; ++round) {
+    auto both = Join();
+    ASSERT_TRUE(Use(*both, 8)) << round;
+    EXPECT_GE(fabric_->use().shared_receives, kSlots - kSlots / 4);
+  }
+  ASSERT_TRUE(Use(*living, 8));
+  living.reset();
+  Poll();
+  EXPECT_EQ(fabric_->use().completions_reserved, kSlots) << "of the old queues nothing is left";
+}
+
+TEST_F(SharedTest, APeerThatTakesMoreThanItsShareIsLeft) {
+  auto both = Join(2);
+  auto other = Join();
+  ASSERT_TRUE(Use(*both, 2));
+  const auto request = Send(9, {{both->memory.data(), 1, 0}});
+  ASSERT_EQ(both->from->PostSend({&request, 1}), 1u);
+  ASSERT_TRUE(Saw(CompletionKind::kDisconnected, Status::kFlushed));
+  EXPECT_THAT(both->to->reason(), HasSubstr("more than there are receives"));
+  EXPECT_TRUE(Use(*other, 8));
+}
+
+TEST_F(SharedTest, TheDeviceTellsEachTimeFewAreLeft) {
+  std::vector<std::unique_ptr<Both>> pairs;
+  for (int i = 0; i < 4; ++i) pairs.push_back(Join());
+  for (uint64_t times = 1; times <= 2; ++times) {
+    for (auto& both : pairs) ASSERT_TRUE(Use(*both, both == pairs.back() ? 6 : 8));
+    EXPECT_TRUE(Eventually([&] {
+      Poll();
+      return fabric_->use().shared_low == times;
+    })) << fabric_->use().shared_low;
+    for (auto& both : pairs) {
+      ASSERT_TRUE(
+          both->to->PostReceive(std::span(kNames).first(both == pairs.back() ? 6 : 8)).has_value());
+    }
+  }
 }
 
 }  // namespace
