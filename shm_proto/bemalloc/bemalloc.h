@@ -72,7 +72,9 @@ class Bemalloc {
     // themselves.
     if (alignment - 1 < bemalloc::kPageBytes && (alignment & (alignment - 1)) == 0 &&
         bytes <= bemalloc::kMaxCachedBytes) {
-      return Allocate((bytes + alignment - 1) & ~(alignment - 1));
+      // Also 0 bytes have a place that is aligned.
+      const uint64_t size = bytes != 0 ? bytes : 1;
+      return Allocate((size + alignment - 1) & ~(alignment - 1));
     }
     return AllocateUncached(bytes, alignment);
   }

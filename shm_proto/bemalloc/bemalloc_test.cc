@@ -100,6 +100,24 @@ TEST(Bemalloc, AlignsToEveryPowerOfTwoUpToTwoMiB) {
   }
 }
 
+// Not only where a span begins.
+TEST(Bemalloc, AlignsEachOfManySmallBuffers) {
+  Pool pool;
+  for (uint64_t alignment = 16; alignment <= 4096; alignment *= 2) {
+    for (uint64_t bytes = 0; bytes <= 300; bytes += 25) {
+      std::vector<void*> buffers;
+      for (int i = 0; i < 20; ++i) {
+        const Result<void*> buffer = pool.allocator.AllocateAligned(bytes, alignment);
+        ASSERT_TRUE(buffer) << buffer.error().message;
+        ASSERT_EQ(reinterpret_cast<uintptr_t>(*buffer) % alignment, 0u)
+            << bytes << " to " << alignment;
+        buffers.push_back(*buffer);
+      }
+      for (void* buffer : buffers) ASSERT_TRUE(pool.allocator.Deallocate(buffer));
+    }
+  }
+}
+
 TEST(Bemalloc, SaysWhatIsWrongWithABadPointer) {
   Pool pool;
   int foreign = 0;
