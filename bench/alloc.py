@@ -23,6 +23,7 @@ def arguments():
     parser.add_argument("--rounds", type=int, help="how often everything is measured; 3 unless quick")
     parser.add_argument("--cpu-s", type=float, help="most CPU time of one measurement, and of its warm-up")
     parser.add_argument("--plot", help="prefix of the SVG files")
+    parser.add_argument("--page", help="a page whose part between the marks is to hold the tables")
     parser.add_argument("--rpmalloc", help="a build of rpmalloc to preload")
     return parser.parse_args()
 
@@ -146,6 +147,39 @@ def print_table(rows, pairs, goals, names):
         print(f"{goal['what']:60} {goal['value']} (goal {goal['goal']}): {met(goal)}")
 
 
+def markdown(rows, pairs, goals, names, options):
+    rounds = options.rounds or (1 if options.quick else 3)
+    lines = [f"Medians of {rounds} interleaved rounds of `scripts/bench alloc{' --quick' if options.quick else ''}`, "
+             f"{os.cpu_count()} cores, Linux {platform.release()}, load {os.getloadavg()[0]:.1f} at the end."]
+    for figure, title in (("mops_per_cpu_s", "million operations per CPU second"), ("peak_mib", "peak memory, MiB")):
+        lines += ["", f"| {title} | threads | " + " | ".join(names) + " |", "|---|" + "---|" * (1 + len(names))]
+        for workload in OPERATIONS:
+            for count in sorted({row["threads"] for row in rows}):
+                line = {row["system"]: row[figure] for row in rows
+                        if row["workload"] == workload and row["threads"] == count}
+                text = " | ".join(f"{line[name]:.2f}" if figure == "mops_per_cpu_s" else f"{line[name]:.0f}"
+                                  for name in names)
+                lines.append(f"| {workload} | {count} | {text} |")
+    if pairs:
+        lines += ["", "Instructions to allocate and free 20 KB on one thread: " +
+                  ", ".join(f"{name} {count:.0f}" for name, count in pairs.items()) + "."]
+    lines += ["", "| goal | measured | wanted | |", "|---|---|---|---|"]
+    lines += [f"| {goal['what']} | {goal['value']} | {'>=' if goal['better'] == 'higher' else '<='} {goal['goal']} | "
+              f"{met(goal)} |" for goal in goals]
+    return "\n".join(lines)
+
+
+def write_page(path, text):
+    begin, end = "<!-- measured: begin -->", "<!-- measured: end -->"
+    with open(path, encoding="utf-8") as file:
+        page = file.read()
+    if begin not in page or end not in page:
+        sys.exit(f"{path}: has no lines '{begin}' and '{end}' to write between")
+    head, rest = page.split(begin, 1)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(head + begin + "\n" + text + "\n" + end + rest.split(end, 1)[1])
+
+
 def polyline(points, colour, box, largest):
     left, top, width, height = box
     path = " ".join(f"{left + x * width:.1f},{top + height - y / largest * height:.1f}" for x, y in points)
@@ -207,6 +241,8 @@ def main():
     goals = all_goals(rows, pairs, server)
     names = list(found)
     print_table(rows, pairs, goals, names)
+    if options.page:
+        write_page(options.page, markdown(rows, pairs, goals, names, options))
     if options.plot:
         plot(options.plot, rows, server, names)
     if options.json:

@@ -10,8 +10,10 @@ bench_run() {
   local arguments=("$SLUICE_BIN/bench/alloc/sluice-bench-alloc")
   [[ -z $json ]] || arguments+=(--json "$json")
   [[ $quick == no ]] || arguments+=(--quick)
-  # RPMALLOC: a build of rpmalloc's preload library, which Debian does not package. PLOT: where to draw.
+  # RPMALLOC: a build of rpmalloc's preload library, which Debian does not package. PLOT: where to draw. PAGE: where to
+  # write the tables between the marks.
   [[ -z ${RPMALLOC:-} ]] || arguments+=(--rpmalloc "$RPMALLOC")
   [[ -z ${PLOT:-} ]] || arguments+=(--plot "$PLOT")
+  [[ -z ${PAGE:-} ]] || arguments+=(--page "$PAGE")
   python3 "$SLUICE_ROOT/bench/alloc.py" "${arguments[@]}"
 }

@@ -30,6 +30,12 @@ AnonymousBlockSource::~AnonymousBlockSource() { munmap(mapping_, reserve_bytes_ 
 
 Result<BlockSource::Blocks> AnonymousBlockSource::Acquire(uint64_t bytes) {
   const std::scoped_lock lock(mutex_);
+  const uint64_t more = used_bytes_ / kGrowthShare / kBlockBytes * kBlockBytes;
+  auto blocks = more > bytes ? Take(more) : Take(bytes);
+  return blocks || more <= bytes ? blocks : Take(bytes);
+}
+
+Result<BlockSource::Blocks> AnonymousBlockSource::Take(uint64_t bytes) {
   if (!InRange(used_bytes_, bytes, options_.quota_bytes)) {
     return Fail(ErrorCode::kNoMemory, "the pool has reached its quota of " +
                                           std::to_string(options_.quota_bytes) +

@@ -11,7 +11,9 @@ namespace sluice {
 
 // Blocks of private memory of this process, for programs without a daemon, tests and measurements:
 // committed and touched when acquired, as registration would, and returned to the system when
-// released. Thread: any. Owns the range of addresses.
+// released. Gives more than is asked for where it has given much: a large load fluctuates by more
+// than a block, and a pool that grows by so little never settles. Thread: any. Owns the range of
+// addresses.
 class AnonymousBlockSource final : public BlockSource {
  public:
   struct Options {
@@ -33,6 +35,9 @@ class AnonymousBlockSource final : public BlockSource {
   void Release(uint64_t offset, uint64_t bytes) override;
 
  private:
+  static constexpr uint64_t kGrowthShare = 24;  // Of what it gave, what it gives at least.
+
+  Result<Blocks> Take(uint64_t bytes);
   Result<> Commit(std::byte* address, uint64_t bytes) const;
 
   const uint64_t reserve_bytes_;

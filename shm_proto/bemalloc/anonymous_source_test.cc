@@ -71,6 +71,14 @@ TEST(AnonymousSource, SaysWhenNoAdjoiningBlocksAreLeft) {
   EXPECT_TRUE(source.Acquire(kBlock).has_value());
 }
 
+TEST(AnonymousSource, GivesMoreAtOnceTheMoreItGaveAndLessWhereThatIsTooMuch) {
+  AnonymousBlockSource source(100 * kBlock, {.quota_bytes = 51 * kBlock});
+  for (int i = 0; i < 48; ++i) EXPECT_EQ(source.Acquire(kBlock)->bytes, kBlock);
+  EXPECT_EQ(source.Acquire(kBlock)->bytes, 2 * kBlock);
+  EXPECT_EQ(source.Acquire(kBlock)->bytes, kBlock) << "all that the quota leaves";
+  EXPECT_THAT(source.Acquire(kBlock).error().message, HasSubstr("quota"));
+}
+
 TEST(AnonymousSource, AsksForHugePagesAndForgetsThemWithTheBlocks) {
   if (access("/sys/kernel/mm/transparent_hugepage", F_OK) != 0)
     GTEST_SKIP() << "the kernel has no transparent huge pages";

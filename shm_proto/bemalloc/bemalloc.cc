@@ -23,6 +23,7 @@ namespace {
 
 constexpr uint32_t kMaxBatch = 64;
 constexpr uint32_t kRefillsPerSteal = 8;
+constexpr uint64_t kSpareShare = 24;  // Of what a pool needs, what stays as a spare.
 
 std::string Describe(const void* buffer, const char* verb) {
   char text[64];
@@ -63,11 +64,12 @@ Result<> Bemalloc::TakeOrGrow(uint64_t bytes, Take take) {
   {
     const std::scoped_lock lock(mutex_);
     ReclaimReturned();
-    if (heap_.Unpark()) {
-      small_cache_bytes_.store(options_.small_cache_bytes, std::memory_order_relaxed);
-      run_cache_bytes_.store(options_.run_cache_bytes, std::memory_order_relaxed);
-    }
     if (take()) return {};  // Or another thread grew the pool meanwhile.
+    while (heap_.UnparkFullestBlock()) {
+      if (take()) return {};
+    }
+    small_cache_bytes_.store(options_.small_cache_bytes, std::memory_order_relaxed);
+    run_cache_bytes_.store(options_.run_cache_bytes, std::memory_order_relaxed);
   }
   const uint64_t before_ns = MonotonicClock().NowNs();
   Result<BlockSource::Blocks> blocks = source_.Acquire(needed);
@@ -283,7 +285,7 @@ uint64_t Bemalloc::ReleaseBlocks(uint64_t max_bytes) {
 
 void Bemalloc::Maintain(uint64_t now_ns) {
   if (!CheckOpen()) return;
-  uint64_t surplus = 0;
+  uint64_t surplus = 0, spare = 0;
   {
     const std::scoped_lock lock(mutex_);
     if (now_ns - window_start_ns_ < options_.quiet_ns) return;
@@ -296,15 +298,16 @@ void Bemalloc::Maintain(uint64_t now_ns) {
     const uint64_t needed_bytes = std::max(live_bytes,
                                            std::exchange(window_live_bytes_, live_bytes));
     const uint64_t held_bytes = heap_.block_bytes() - heap_.pages_.empty_blocks() * kBlockBytes;
-    if (held_bytes > needed_bytes + needed_bytes / 4 + options_.spare_bytes) Shrink(needed_bytes);
+    spare = std::max(options_.spare_bytes, needed_bytes / kSpareShare);
+    if (held_bytes > needed_bytes + needed_bytes / 4 + spare) Shrink(needed_bytes);
   }
-  if (surplus > options_.spare_bytes) ReleaseBlocks(surplus - options_.spare_bytes);
+  if (surplus > spare) ReleaseBlocks(surplus - spare);
 }
 
 // More blocks are in use than the live buffers would need: the emptiest are closed until they are
 // empty, and threads keep little meanwhile. With the lock held.
 void Bemalloc::Shrink(uint64_t live_bytes) {
-  if (!heap_.ParkSparseBlocks(live_bytes + live_bytes / 5)) return;
+  if (!heap_.ParkSparseBlocks(live_bytes + live_bytes / 8)) return;
   const uint64_t each_bytes = std::max<uint64_t>(
       live_bytes / 64 / std::max<uint64_t>(caches_.size(), 1), kMaxBinBytes);
   small_cache_bytes_.store(std::min(each_bytes, options_.small_cache_bytes),

@@ -257,6 +257,7 @@ TEST(Bemalloc, ShrinksUnderTrafficWhenMostOfTheLoadHasGone) {
   const Bemalloc::Statistics statistics = pool.allocator.statistics();
   EXPECT_LT(statistics.block_bytes, full_bytes / 2);
   EXPECT_LT(statistics.block_bytes, statistics.live_bytes * 3 / 2);
+  EXPECT_LT(statistics.block_bytes, statistics.live_bytes * 5 / 4 + 2 * Heap::kBlockBytes);
   // And it grows again, from what is parked first.
   const uint64_t acquisitions = statistics.acquisitions;
   while (pool.allocator.statistics().acquisitions < acquisitions + 10)

@@ -84,7 +84,9 @@ class Heap {
   bool ParkSparseBlocks(uint64_t keep_bytes);
   void ParkBlock(uint64_t block);
   uint64_t UsedBytes(uint64_t block) const;
-  bool Unpark();
+  // Opens again the one of them that will take longest to run dry; whether there was one.
+  bool UnparkFullestBlock();
+  void UnparkBlock(uint64_t block);
   uint8_t* StateOf(uint64_t start) const;
 
   bemalloc::PageHeap pages_;

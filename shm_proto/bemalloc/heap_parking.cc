@@ -59,12 +59,36 @@ void Heap::ParkBlock(uint64_t block) {
   }
 }
 
-// Whether anything was parked.
-bool Heap::Unpark() {
+bool Heap::UnparkFullestBlock() {
   if (parked_.idle) return false;
-  pages_.Unpark();
-  RetireShard(parked_);
-  return true;
+  std::pair<uint64_t, uint64_t> fullest;  // bytes, block
+  bool any = false;
+  for (uint64_t block = 0; block < pages_.blocks(); ++block) {
+    if (!pages_.IsParked(block)) continue;
+    fullest = std::max(fullest, {UsedBytes(block), block});
+    any = true;
+  }
+  if (any) {
+    UnparkBlock(fullest.second);
+  } else {
+    parked_.idle = true;  // The last one has run dry.
+  }
+  return any;
+}
+
+void Heap::UnparkBlock(uint64_t block) {
+  pages_.Unpark(block);
+  const uint64_t end = (block + 1) * kBlockPages;
+  for (uint64_t page = block * kBlockPages; page < end;) {
+    Span* span = pages_.Lookup(page * kPageBytes);
+    page = span->end() >> kPageShift;
+    if (span->kind == SpanKind::kRun) span->set_shard(nullptr);
+    if (span->kind != SpanKind::kSmall || span->shard() != &parked_) continue;
+    span->set_shard(&shared_);
+    if (span->free_objects == 0) continue;
+    parked_.partial[span->size_class].Remove(span);
+    shared_.partial[span->size_class].Push(span);
+  }
 }
 
 }  // namespace sluice

@@ -44,7 +44,7 @@ TEST(SizeClass, EverySizeFitsItsClassAndNoSmallerOne) {
 TEST(SizeClass, MagicTellsEverySlotStartFromEveryOtherOffset) {
   for (const bemalloc::SmallClassInfo& info : bemalloc::kSmallClassTable) {
     ASSERT_LE(info.objects, bemalloc::kMaxObjects);
-    ASSERT_GE(info.objects, 8);
+    ASSERT_GE(info.objects, bemalloc::LeastObjects(info.slot_bytes));
     for (uint64_t offset = 0; offset < info.pages * bemalloc::kPageBytes; ++offset) {
       const auto product = static_cast<unsigned __int128>(offset) * info.magic;
       ASSERT_EQ(static_cast<uint64_t>(product >> 64), offset / info.slot_bytes);
@@ -180,7 +180,7 @@ TEST(PageHeap, ParkingABlockTwiceIsParkingItOnce) {
     EXPECT_NE(run->start / bemalloc::kBlockBytes, parked);
   }
   EXPECT_EQ(heap.Allocate(kPages / 4, 1), nullptr);
-  heap.Unpark();
+  for (uint64_t block = 0; block < 2; ++block) heap.Unpark(block);
   EXPECT_NE(heap.Allocate(kPages / 4, 1), nullptr);
   EXPECT_EQ(heap.Allocate(1, 1), nullptr);
   EXPECT_EQ(heap.free_pages(), 0u);

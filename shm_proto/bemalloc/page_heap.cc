@@ -66,11 +66,17 @@ void PageHeap::Park(uint64_t block) {
   }
 }
 
-void PageHeap::Unpark() {
-  std::fill(parked_.begin(), parked_.end(), false);
-  while (Span* run = parked_runs_.first()) {
-    parked_runs_.Remove(run);
-    PushBin(run);
+void PageHeap::Unpark(uint64_t block) {
+  if (!parked_[block]) return;
+  parked_[block] = false;
+  const uint64_t end = (block + 1) * kBlockPages;
+  for (uint64_t page = block * kBlockPages; page < end;) {
+    Span* span = map_[page];
+    if (span->kind == SpanKind::kFree) {
+      parked_runs_.Remove(span);
+      PushBin(span);
+    }
+    page = span->end() >> kPageShift;
   }
 }
 

@@ -28,7 +28,8 @@ class PageHeap {
 
   // Allocates nothing more from this block's free runs until Unpark(), or until the block is empty.
   void Park(uint64_t block);
-  void Unpark();
+  void Unpark(uint64_t block);
+  bool IsParked(uint64_t block) const { return parked_[block]; }
   uint64_t blocks() const { return owned_.size(); }
   bool IsEmptyBlock(uint64_t block) const;
 

@@ -39,13 +39,19 @@ constexpr uint32_t SmallClassBytes(uint32_t size_class) {
   return (9 + step) << (doubling + 4);
 }
 
-// Pages of one span of a class: the fewest with at least eight slots (or 16 KiB), at most 1/64 of
-// it unused.
+// Slots of one span of a class, at least: the fewer, the sooner an emptied span serves another
+// class; the more, the rarer a new one is made.
+constexpr uint32_t LeastObjects(uint64_t slot_bytes) {
+  return slot_bytes >= 8192 ? 2 : slot_bytes >= 2048 ? 4 : 8;
+}
+
+// Pages of one span of a class: the fewest with enough slots (or 16 KiB), at most 1/64 of it
+// unused.
 constexpr uint32_t SmallClassPages(uint32_t size_class) {
   const uint64_t slot = SmallClassBytes(size_class);
   for (uint32_t pages = 4; pages <= kMaxSpanPages; ++pages) {
     const uint64_t bytes = pages * kPageBytes;
-    if (bytes / slot >= 8 && bytes % slot <= bytes / 64) return pages;
+    if (bytes / slot >= LeastObjects(slot) && bytes % slot <= bytes / 64) return pages;
   }
   return kMaxSpanPages;
 }
