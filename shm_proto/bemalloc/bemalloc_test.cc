@@ -237,6 +237,21 @@ TEST(Bemalloc, GivesBlocksBackOnlyAfterAQuietTime) {
   EXPECT_EQ(pool.source.released_bytes, 15 * Heap::kBlockBytes - options.spare_bytes);
 }
 
+TEST(Bemalloc, GivesBlocksBackAlsoWhereTheClockWraps) {
+  Pool pool;
+  const Bemalloc::Options options;
+  uint64_t now_ns = ~uint64_t{0} - options.quiet_ns * 3 / 2;
+  pool.allocator.Maintain(now_ns);
+  std::vector<void*> buffers;
+  for (int i = 0; i < 4; ++i) buffers.push_back(pool.Get(4 * kMiB));
+  for (void* buffer : buffers) ASSERT_TRUE(pool.allocator.Deallocate(buffer));
+  pool.allocator.Maintain(now_ns += options.quiet_ns);
+  pool.allocator.Maintain(now_ns += options.quiet_ns / 4);
+  EXPECT_EQ(pool.source.released_bytes, 0u);
+  pool.allocator.Maintain(now_ns += options.quiet_ns);
+  EXPECT_EQ(pool.source.released_bytes, 3 * Heap::kBlockBytes);
+}
+
 // What survives lies all over the pool, but the buffers that come after it need not.
 TEST(Bemalloc, ShrinksUnderTrafficWhenMostOfTheLoadHasGone) {
   Pool pool;
