@@ -36,8 +36,8 @@ enum class Outcome : uint32_t {
 
 enum DescriptorFlags : uint8_t {
   kFlagInline = 1,    // The payload is `inline_data`, not `region`.
-  kFlagDegraded = 2,  // kConnected, kAccepted: the engine runs on TCP although RDMA is configured
-                      // (`degraded_tcp`).
+  kFlagDegraded = 2,  // Every completion of a socket: its messages take TCP at present although
+                      // both daemons are for RDMA (`degraded_tcp`).
 };
 
 constexpr size_t kInlineBytes = 40;

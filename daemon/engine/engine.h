@@ -124,6 +124,10 @@ class Engine {
   // Why messages do not take the fabric, where they could; empty: they do, or never tried.
   const std::string& fabric_reason() const { return fabric_.reason; }
   bool on_fabric() const { return path_ == &fabric_; }
+  // Messages take the wire although both ends are for a fabric: it failed, or could not be joined.
+  bool degraded() const {
+    return session_alive_ && MayUseFabric() && !on_fabric() && !fabric_.reason.empty();
+  }
   uint64_t last_heard_ns() const { return last_heard_ns_; }
   bool has_unfinished_sends() const { return operations_.live() > 0; }
   // Nothing of ours waits to be sent or to be confirmed by the transport.

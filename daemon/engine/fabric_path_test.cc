@@ -154,6 +154,37 @@ TEST_F(FabricPath, FallsToTheWireAtOnceAndReturnsAfterASettleTime) {
   ExpectAllArrived();
 }
 
+TEST_F(FabricPath, IsDegradedFromTheFailureOfTheFabricUntilMessagesTakeItAgain) {
+  const auto degraded = [&] { return world.a.engine->degraded() && world.b.engine->degraded(); };
+  const auto sound = [&] { return !world.a.engine->degraded() && !world.b.engine->degraded(); };
+  EXPECT_TRUE(sound()) << "nothing has failed yet";
+  Connect();
+  ASSERT_TRUE(OnFabric());
+  EXPECT_TRUE(sound());
+  BreakFabric();
+  SendSome();
+  world.Settle();
+  EXPECT_TRUE(degraded());
+  Pass(2 * kNsPerSecond);
+  EXPECT_TRUE(degraded()) << "trying in vain changes nothing";
+  world.fabric.loop->SetPolicy({});
+  Pass(20 * kNsPerSecond);
+  ASSERT_TRUE(OnFabric());
+  EXPECT_TRUE(sound());
+  world.a.engine->LeaveFabric("the device is being removed", world.now_ns);
+  world.Settle();
+  EXPECT_TRUE(degraded());
+  world.a.engine->EndSession(ECONNRESET, "enough", world.now_ns);
+  EXPECT_FALSE(world.a.engine->degraded()) << "a new session knows nothing of it";
+}
+
+TEST_F(FabricPath, WithoutAFabricAgreedUponTheWireIsNoDegradation) {
+  world.features = 0;
+  Connect();
+  EXPECT_TRUE(OnWire());
+  EXPECT_FALSE(world.a.engine->degraded() || world.b.engine->degraded());
+}
+
 TEST_F(FabricPath, ASilentFabricIsLeftForTheWire) {
   Connect();
   world.fabric.loop->SetPolicy([](void*, const auto&) { return LocalVerdict::kHold; });

@@ -45,6 +45,7 @@ void Engine::BeginOnWire() {
   } else {
     settle_ns_ = tunables_.fabric_settle_ns;
     changed_path_ = false;
+    fabric_.reason.clear();  // The former session's.
   }
   if (fabric_step_ == FabricStep::kNone) next_fabric_ns_ = now_ns_;
   StartResume(!session_.resumed);

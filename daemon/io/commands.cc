@@ -278,6 +278,7 @@ void IoThread::Handle(AcceptSocket& message, uint64_t) {
   socket->engine->Accept(*socket, port, message.listener);
   Descriptor event{};
   event.op = static_cast<uint8_t>(CompletionOp::kAccepted);
+  event.flags = socket->engine->degraded() ? kFlagDegraded : 0;
   event.socket = socket->id;
   event.token = message.listener;
   event.result.service = socket->service;

@@ -23,10 +23,16 @@ constexpr uint64_t kLongestSleepNs = 100 * kNsPerMs;
 
 Port* OwnerOf(const Socket& socket) { return static_cast<Port*>(socket.owner); }
 
+// What every completion of a socket says of its path. Without an engine: nothing.
+uint8_t PathFlags(const Socket& socket) {
+  return socket.engine != nullptr && socket.engine->degraded() ? kFlagDegraded : 0;
+}
+
 Descriptor Result(CompletionOp op, const Socket& socket, uint64_t token, Outcome outcome,
                   int error) {
   Descriptor answer{};
   answer.op = static_cast<uint8_t>(op);
+  answer.flags = PathFlags(socket);
   answer.socket = socket.id;
   answer.token = token;
   answer.result.outcome = static_cast<uint32_t>(outcome);
@@ -292,11 +298,12 @@ bool IoThread::Deliver(Socket& socket, const Delivery& message) {
   Port& port = *OwnerOf(socket);
   Descriptor descriptor{};
   descriptor.op = static_cast<uint8_t>(CompletionOp::kMessage);
+  descriptor.flags = PathFlags(socket);
   descriptor.traffic_class = message.traffic_class;
   descriptor.socket = socket.id;
   descriptor.trace_id = message.trace_id;
   if (message.inline_data != nullptr) {
-    descriptor.flags = kFlagInline;
+    descriptor.flags |= kFlagInline;
     descriptor.inline_bytes = static_cast<uint8_t>(message.length);
     std::memcpy(descriptor.inline_data, message.inline_data, message.length);
   } else {

@@ -40,7 +40,8 @@ struct Destination {
   uint32_t distance = 0;
   bool listed = true;  // In the map in force.
   State state = State::kDown;
-  bool degraded = false;
+  bool degraded = false;     // As the last event of its socket said.
+  uint64_t ask_path_ns = 0;  // While degraded: when to look whether it still is.
   sluice_socket socket = 0;
   uint32_t instance = 0;  // Of the server, as its hello said.
   uint64_t connect_by_ns = 0;

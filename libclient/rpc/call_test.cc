@@ -46,6 +46,34 @@ TEST_F(Rpc, GoesToAnotherReplicaWhenTheNearOneIsStopped) {
   EXPECT_EQ(Metric("timeouts_total"), 1u);
 }
 
+TEST_F(Rpc, PrefersAnotherReplicaWhileThePathToTheNearOneIsDegraded) {
+  Begin(2);
+  Start(kPlainEcho);
+  ASSERT_TRUE(Wait());
+  ASSERT_EQ(Wait()->replica, 0);
+  fake_sluice::Degrade(kFirstService);
+  Start(kPlainEcho);  // The one that finds out.
+  ASSERT_TRUE(Wait());
+  for (int i = 0; i < 5; ++i) {
+    Start(kPlainEcho);
+    ASSERT_TRUE(Wait());
+    EXPECT_EQ(Wait()->replica, 1) << channel_->Explain();
+  }
+  Turns(1500);
+  Start(kPlainEcho);
+  ASSERT_TRUE(Wait());
+  EXPECT_EQ(Wait()->replica, 1) << "asked now and then, it still is";
+  EXPECT_LE(Metric("probes_total"), 4u);
+  fake_sluice::Mend(kFirstService);
+  Turns(1000);
+  Start(kPlainEcho);
+  ASSERT_TRUE(Wait());
+  EXPECT_EQ(Wait()->replica, 0) << channel_->Explain();
+  const uint64_t probes = Metric("probes_total");
+  Turns(1500);
+  EXPECT_EQ(Metric("probes_total"), probes) << "nothing is left to ask";
+}
+
 TEST_F(Rpc, AvoidsAReplicaThatFailsAndComesBackAfterAProbe) {
   Begin(2);
   stopped_ = 0;

@@ -95,7 +95,9 @@ class ChannelImpl final : public Member {
   void OnPart(CallState& call, Attempt& attempt, const ReplyHeader& header, Payload payload,
               uint64_t now_ns);
   void Flush(Destination& destination, uint64_t now_ns);
+  uint64_t Ping(Destination& destination, const Done& done, uint64_t now_ns);
   void Probe(Destination& destination, uint64_t now_ns);
+  uint64_t AskPath(Destination& destination, uint64_t now_ns);
   Destination* DestinationOf(const Replica& replica, uint32_t index);
   bool InUse(const Destination& destination) const;
   uint64_t TurnOf(Destination& destination, uint64_t now_ns);

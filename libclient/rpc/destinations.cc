@@ -166,7 +166,6 @@ void ChannelImpl::OnConnected(Destination& destination, const sluice_event& even
                               uint64_t now_ns) {
   if (event.outcome != SLUICE_OK) return ConnectFailed(destination, now_ns);
   destination.state = Destination::State::kUp;
-  destination.degraded = (event.flags & SLUICE_EVENT_DEGRADED_TCP) != 0;
   destination.backoff_ns = 0;
   Flush(destination, now_ns);
 }
@@ -182,21 +181,40 @@ void ChannelImpl::Flush(Destination& destination, uint64_t now_ns) {
   }
 }
 
-void ChannelImpl::Probe(Destination& destination, uint64_t now_ns) {
+// A call that asks nothing. Its deadline.
+uint64_t ChannelImpl::Ping(Destination& destination, const Done& done, uint64_t now_ns) {
   ++counters_.probes;
-  destination.health.OnProbeSent();
-  destination.connect_again_ns = std::min(destination.connect_again_ns, now_ns);
-  Destination* probed = &destination;
   CallOptions options;
   options.deadline_ns = now_ns + Ns(map_.tuning.connect_timeout_ms) +
                         Ns(map_.tuning.request_timeout_ms) + kNsPerMs;
+  Begin({.id = kPingMethod}, destination.shard, &destination, {}, done, options, true);
+  return options.deadline_ns;
+}
+
+void ChannelImpl::Probe(Destination& destination, uint64_t now_ns) {
+  destination.health.OnProbeSent();
+  destination.connect_again_ns = std::min(destination.connect_again_ns, now_ns);
+  Destination* probed = &destination;
   const auto done = [this, probed](const Result& result) {
     // The map may have dropped it meanwhile.
     if (std::ranges::any_of(destinations_, [&](const auto& one) { return one.get() == probed; })) {
       probed->health.OnProbe(result.code == Code::kOk, endpoint_.now_ns(), quarantine_);
     }
   };
-  Begin({.id = kPingMethod}, destination.shard, probed, {}, done, options, true);
+  Ping(destination, done, now_ns);
+}
+
+// Others are preferred to a degraded replica, so its calls may never tell that it is back on RDMA.
+// When to ask next.
+uint64_t ChannelImpl::AskPath(Destination& destination, uint64_t now_ns) {
+  const bool asks = destination.degraded && destination.listed &&
+                    destination.state == Destination::State::kUp;
+  if (!asks) return kNever;
+  if (now_ns >= destination.ask_path_ns) {
+    const uint64_t over_ns = Ping(destination, nullptr, now_ns);
+    destination.ask_path_ns = std::max(over_ns, now_ns + Ns(map_.tuning.settle_ms));
+  }
+  return destination.ask_path_ns;
 }
 
 uint64_t ChannelImpl::TurnOf(Destination& destination, uint64_t now_ns) {
@@ -217,12 +235,17 @@ uint64_t ChannelImpl::TurnOf(Destination& destination, uint64_t now_ns) {
                             : now_ns + kNsPerMs);
   }
   if (destination.listed && destination.health.ProbeDue(now_ns)) Probe(destination, now_ns);
+  due = std::min(due, AskPath(destination, now_ns));
   return std::min(due, destination.health.probe_at_ns());
 }
 
 // ---- events ---------------------------------------------------------------------------------
 
 void ChannelImpl::OnEvent(const sluice_event& event, uint64_t now_ns) {
+  const auto found = by_socket_.find(event.socket);
+  if (found != by_socket_.end()) {
+    found->second->degraded = (event.flags & SLUICE_EVENT_DEGRADED_TCP) != 0;
+  }
   if (event.type == SLUICE_EVENT_SENT) return OnSent(event, now_ns);
   if (event.type == SLUICE_EVENT_REATTACHED) {
     for (const auto& destination : destinations_) {
@@ -231,7 +254,6 @@ void ChannelImpl::OnEvent(const sluice_event& event, uint64_t now_ns) {
     }
     return;
   }
-  const auto found = by_socket_.find(event.socket);
   if (found == by_socket_.end()) {  // Of a socket that was given up.
     if (event.type == SLUICE_EVENT_MESSAGE) sluice_free(endpoint_.channel(), event.data);
     return;

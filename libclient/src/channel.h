@@ -83,10 +83,12 @@ class Channel {
   struct Sink {
     sluice_event* next;
     sluice_event* end;
+    uint32_t flags = 0;  // Of the events to come: enum sluice_event_flags.
     bool full() const { return next == end; }
     sluice_event& Add(sluice_event_type type) {
       *next = sluice_event{};
       next->type = static_cast<uint32_t>(type);
+      next->flags = flags;
       return *next++;
     }
   };

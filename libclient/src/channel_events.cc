@@ -124,9 +124,11 @@ bool Channel::PollRing(RingPort& port, Sink& sink) {
   uint32_t left = port.capacity();
   while (left > 0 && !sink.full() && slab_.Ready(cells_) && completions.Pop(descriptor)) {
     --left;
+    sink.flags = (descriptor.flags & kFlagDegraded) != 0 ? SLUICE_EVENT_DEGRADED_TCP : 0;
     nonsense = OnCompletion(port, descriptor, sink);
     if (nonsense != nullptr) break;
   }
+  sink.flags = 0;
   popped_ += port.capacity() - left;
   port.ReleaseCompletions();
   if (completions.broken()) nonsense = "a completion ring's counters jumped";
@@ -237,7 +239,6 @@ const char* Channel::OnConnected(RingPort& port, const Descriptor& descriptor, S
   event.outcome = SLUICE_OK;
   event.socket = descriptor.token;
   event.user_data = record->user_data;
-  if ((descriptor.flags & kFlagDegraded) != 0) event.flags = SLUICE_EVENT_DEGRADED_TCP;
   return nullptr;
 }
 
@@ -277,7 +278,6 @@ const char* Channel::OnAccepted(RingPort& port, const Descriptor& descriptor, Si
   event.socket = name;
   event.listener = listener->token;
   event.user_data = listener->user_data;
-  if ((descriptor.flags & kFlagDegraded) != 0) event.flags = SLUICE_EVENT_DEGRADED_TCP;
   return nullptr;
 }
 

@@ -49,6 +49,33 @@ TEST_F(ChannelTest, ConnectsSendsAndLearnsTheOutcome) {
   EXPECT_EQ(sluice_free(channel_, buffer), -EINVAL) << "the send has freed it";
 }
 
+TEST_F(ChannelTest, EveryEventOfASocketSaysWhetherItsMessagesTakeTcpForWantOfRdma) {
+  Begin();
+  const sluice_socket socket = Connected(1);
+  sluice_listener listener = 0;
+  ASSERT_EQ(sluice_listen(channel_, 42, 11, &listener), 0) << sluice_error_text();
+  const uint64_t token = daemon_->WaitForListen().token;
+  uint32_t name = 2;
+  for (const bool degraded : {false, true, false}) {
+    const uint32_t expected = degraded ? SLUICE_EVENT_DEGRADED_TCP : 0;
+    port_->path_flags = degraded ? kFlagDegraded : 0;
+    ASSERT_EQ(sluice_send_copy(channel_, socket, "x", 1, 0, 0, 0), 0);
+    port_->Sent(port_->NextOf(SubmitOp::kSend).token);
+    EXPECT_EQ(Next(SLUICE_EVENT_SENT).flags, expected);
+    port_->MessageInline(1, "small");
+    const sluice_event message = Next(SLUICE_EVENT_MESSAGE);
+    EXPECT_EQ(message.flags, expected);
+    EXPECT_EQ(message.length, 5u);
+    EXPECT_EQ(sluice_free(channel_, message.data), 0);
+    port_->Accepted(token, name++);
+    EXPECT_EQ(Next(SLUICE_EVENT_ACCEPTED).flags, expected);
+    sluice_socket another = 0;
+    ASSERT_EQ(sluice_connect(channel_, "example:7001:42", 5, &another), 0);
+    port_->Connected(daemon_->WaitForConnect().token, name++);
+    EXPECT_EQ(Next(SLUICE_EVENT_CONNECTED).flags, expected);
+  }
+}
+
 TEST_F(ChannelTest, AcceptsReceivesAndReturnsTheBuffer) {
   Begin();
   sluice_listener listener = 0;

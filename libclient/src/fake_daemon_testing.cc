@@ -91,7 +91,8 @@ void FakeDaemon::Port::PushSilently(const Descriptor& descriptor) {
   completions.Publish();
 }
 
-void FakeDaemon::Port::Push(const Descriptor& descriptor) {
+void FakeDaemon::Port::Push(Descriptor descriptor) {
+  descriptor.flags |= path_flags;
   ASSERT_TRUE(Eventually([&] { return completions.Stage(descriptor); }))
       << "the client does not drain";
   if (completions.Publish()) send(doorbell.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);

@@ -57,10 +57,10 @@ class FakeDaemon {
     Descriptor Next();                    // The next submission; waits for it.
     std::optional<Descriptor> TryNext();  // If there is one now.
     Descriptor NextOf(SubmitOp op);       // Skips others, keeping their frees.
-    void Push(
-        const Descriptor& descriptor);  // Shows one completion and rings if the client sleeps.
+    void Push(Descriptor descriptor);     // Shows one completion and rings if the client sleeps.
     void PushSilently(const Descriptor& descriptor);  // The same without the doorbell.
 
+    uint8_t path_flags = 0;  // DescriptorFlags that every pushed completion carries.
     void Sent(uint64_t token, Outcome outcome = Outcome::kOk, int32_t error = 0);
     void Connected(uint64_t token, uint32_t socket);
     void Accepted(uint64_t listener, uint32_t socket);

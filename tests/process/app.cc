@@ -96,6 +96,7 @@ void App::Poll(int timeout_ms) {
 }
 
 void App::Take(const sluice_event& event) {
+  if (event.socket != 0) degraded_ = (event.flags & SLUICE_EVENT_DEGRADED_TCP) != 0;
   if (event.type != SLUICE_EVENT_SENT) {
     events_.push_back(event);
     events_.back().text = nullptr;  // Valid until the next poll only.

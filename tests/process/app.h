@@ -50,6 +50,8 @@ class App {
   std::optional<sluice_event> Next(uint32_t type, sluice_socket socket = 0,
                                    milliseconds timeout = kPatience);
   size_t Waiting(uint32_t type) const;
+  // What the last event of a socket said: DEGRADED_TCP.
+  bool degraded() const { return degraded_; }
   void Free(const sluice_event& message);
 
   // A message whose length and bytes must be right.
@@ -75,6 +77,7 @@ class App {
   sluice_client* client_ = nullptr;
   sluice_channel* channel_ = nullptr;
   std::string error_;
+  bool degraded_ = false;
   std::deque<sluice_event> events_;
   std::map<uint64_t, bool> outstanding_;
   uint64_t next_operation_ = 1;

@@ -137,6 +137,24 @@ TEST_F(RdmaFaults, WithoutAnyMessagesTakeRdmaOverTheWire) {
 
 TEST_F(RdmaFaults, RocePacketsVanishWhileTcpLives) { ExpectTcpDuring("drop roce", "heal"); }
 
+TEST_F(RdmaFaults, BothApplicationsAreToldWhileMessagesTakeTcpForWantOfRdma) {
+  if (!BeginOnRdma()) return;
+  SendSome();
+  ExpectAllThatWasSent();
+  EXPECT_FALSE(client_->degraded() || server_->degraded());
+  ASSERT_TRUE(Network::Vm("drop roce"));
+  SendSome();
+  ASSERT_TRUE(Takes("tcp"));
+  SendSome();
+  ExpectAllThatWasSent();
+  EXPECT_TRUE(client_->degraded() && server_->degraded());
+  ASSERT_TRUE(Network::Vm("heal"));
+  ASSERT_TRUE(Takes("rc"));
+  SendSome();
+  ExpectAllThatWasSent();
+  EXPECT_FALSE(client_->degraded() || server_->degraded());
+}
+
 TEST_F(RdmaFaults, ReceivesThatPeersShareAreLentAndComeBackWhenRocePacketsVanish) {
   DaemonOptions sharing = Options();
   sharing.settings["rdma.shared_receives"] = "64";

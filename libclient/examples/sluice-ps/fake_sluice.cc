@@ -27,6 +27,7 @@ struct Socket {
   sluice_socket peer;
   uint64_t user_data;
   size_t in_transit;
+  uint16_t service = 0;
 };
 
 struct Message {
@@ -44,6 +45,7 @@ struct World {
   std::map<uint16_t, std::pair<sluice_channel*, uint64_t>> listeners;
   std::deque<Message> transit;
   std::set<sluice_channel*> channels;
+  std::set<uint16_t> degraded;      // Services.
   std::map<void*, size_t> buffers;  // And their length.
   sluice_socket next_socket = 1;
   size_t bad_frees = 0;
@@ -80,6 +82,9 @@ void Post(sluice_channel* channel, uint32_t type, sluice_socket socket, uint64_t
   event.error = error;
   event.socket = socket;
   event.user_data = user_data;
+  const auto of = world.sockets.find(socket);
+  const bool degraded = of != world.sockets.end() && world.degraded.contains(of->second.service);
+  event.flags = degraded ? SLUICE_EVENT_DEGRADED_TCP : 0;
   channel->events.push_back(event);
 }
 
@@ -203,6 +208,8 @@ void LoseNext() { world.lose_next = true; }
 void FlipBitInNext() { world.flip_next = true; }
 void FailNext() { world.fail_next = true; }
 void HoldConnects(bool hold) { world.hold_connects = hold; }
+void Degrade(uint16_t service) { world.degraded.insert(service); }
+void Mend(uint16_t service) { world.degraded.erase(service); }
 size_t Buffers() { return world.buffers.size(); }
 size_t BadFrees() { return world.bad_frees; }
 
@@ -301,8 +308,8 @@ int sluice_connect(sluice_channel* channel, const char* address, uint64_t user_d
     return 0;
   }
   const sluice_socket accepted = world.next_socket++;
-  world.sockets[*socket] = {channel, accepted, user_data, 0};
-  world.sockets[accepted] = {listener->second.first, *socket, 0, 0};
+  world.sockets[*socket] = {channel, accepted, user_data, 0, service};
+  world.sockets[accepted] = {listener->second.first, *socket, 0, 0, service};
   Post(channel, SLUICE_EVENT_CONNECTED, *socket, user_data);
   Post(listener->second.first, SLUICE_EVENT_ACCEPTED, accepted, listener->second.second);
   listener->second.first->events.back().listener = service;

@@ -21,8 +21,10 @@ void DuplicateNext();  // The next message delivered arrives twice, as a broken 
 void LoseNext();       // The next one does not arrive, and its sender is told that it did.
 void FlipBitInNext();  // The next one arrives with one bit of its last byte changed.
 void FailNext();       // The next one does not arrive, and its sender is told so.
-void HoldConnects(bool hold);  // Connects get no answer.
-size_t Buffers();              // Not yet freed.
-size_t BadFrees();             // Of what is not a buffer, or not any more.
+void HoldConnects(bool hold);    // Connects get no answer.
+void Degrade(uint16_t service);  // Events of its sockets say DEGRADED_TCP from now on,
+void Mend(uint16_t service);     // and no longer.
+size_t Buffers();                // Not yet freed.
+size_t BadFrees();               // Of what is not a buffer, or not any more.
 
 }  // namespace fake_sluice

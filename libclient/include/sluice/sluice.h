@@ -65,8 +65,9 @@ enum sluice_event_type {
 };
 
 enum sluice_event_flags {
-  SLUICE_EVENT_DEGRADED_TCP = 1 /* CONNECTED, ACCEPTED: runs over TCP although RDMA is configured.
-                                 */
+  SLUICE_EVENT_DEGRADED_TCP = 1 /* CONNECTED, ACCEPTED, SENT, MESSAGE: the socket's messages take
+                                   TCP at present although both daemons are for RDMA. Absent again
+                                   once they take RDMA. */
 };
 
 typedef struct sluice_event {
