@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/rdma.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "daemon/control/config_check.h"
+#include "daemon/control/pause_counters.h"
 #include "daemon/transport/verbs/device.h"
 #include "daemon/transport/verbs/verbs_fabric.h"
 
@@ -58,6 +61,7 @@ class RdmaDevice final : public control::FabricDevice {
     if (!has_thread_domain_) {
       info.notes.push_back("its provider has no thread domains: each posting takes a lock");
     }
+    AddPauseCounters(info);
     const auto registered = registry_.counters();
     info.counters.emplace_back("memory_regions", registered.regions);
     info.counters.emplace_back("memory_region_bytes", registered.bytes);
@@ -68,6 +72,23 @@ class RdmaDevice final : public control::FabricDevice {
   }
 
  private:
+  // Below the device, which does not count them itself.
+  void AddPauseCounters(control::FabricDeviceInfo& info) const {
+    const std::string interface = control::InterfaceBelow("/sys/class/infiniband", info.name,
+                                                          device_->settings().port);
+    if (interface.empty()) return;
+    const auto statistics = control::EthtoolStatistics(interface);
+    auto pauses = control::PauseCounters(*statistics);
+    if (!pauses) {
+      info.notes.push_back("pause frames cannot be told: " + pauses.error().message);
+    } else if (pauses->empty()) {
+      info.notes.push_back("pause frames cannot be told: the driver of " + interface +
+                           " does not count them");
+    } else {
+      std::ranges::move(*pauses, std::back_inserter(info.counters));
+    }
+  }
+
   std::unique_ptr<VerbsDevice> device_;
   transport::VerbsRegistry& registry_;
   Random& random_;

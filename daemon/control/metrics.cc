@@ -251,7 +251,8 @@ void AddDevice(const DeviceStatus& device, Families& out) {
   for (const auto& [name, value] : device.counters) {
     // A gauge, since they start anew with the device and some are sizes.
     out.Gauge("rdma_device_figure",
-              "Counters of the RDMA device in use: its port's, and of the memory registered.",
+              "Counters of the RDMA device in use: its port's, pause frames, and of the memory "
+              "registered.",
               {{"device", device.name}, {"figure", name}}, Number(value));
   }
 }

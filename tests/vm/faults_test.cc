@@ -132,6 +132,8 @@ TEST_F(RdmaFaults, WithoutAnyMessagesTakeRdmaOverTheWire) {
   SendSome(40);
   ExpectAllThatWasSent();
   EXPECT_GT(SentBytes("v0") - before, 2'000'000u);
+  const std::string devices = left_->Ctl({"devices"}).output;
+  EXPECT_NE(devices.find("the driver of v0 does not count them"), std::string::npos) << devices;
   EXPECT_TRUE(Takes("rc"));
 }
 
