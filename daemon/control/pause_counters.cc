@@ -96,9 +96,10 @@ std::string InterfaceBelow(const std::string& devices, const std::string& device
   const std::filesystem::path folder = std::filesystem::path(devices) / device / "ports" /
                                        std::to_string(port) / "gid_attrs" / "ndevs";
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+  std::filesystem::directory_iterator entry(folder, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
     std::string interface;
-    if (std::ifstream(entry.path()) >> interface && !interface.empty()) return interface;
+    if (std::ifstream(entry->path()) >> interface && !interface.empty()) return interface;
   }
   return "";
 }
