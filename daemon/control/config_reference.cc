@@ -14,6 +14,8 @@ std::string_view SectionDoc(std::string_view section) {
   if (section == "daemon") return "The daemon itself and its threads.";
   if (section == "peer") return "Connections to peer daemons and how peers prove themselves.";
   if (section == "engine") return "How messages move between two daemons.";
+  if (section == "rdma")
+    return "RDMA beside TCP: which device, how its packets are sent, and when to leave it.";
   if (section == "pool") return "Memory that clients share with the daemon.";
   if (section == "clients") return "Applications on this host.";
   if (section == "http") return "Metrics, health and the status page.";
