@@ -119,6 +119,13 @@ VerbsQueuePair::~VerbsQueuePair() {
   Destroy();
   if (own_region_ != nullptr) ibv_dereg_mr(own_region_);
   fabric_.Forget(this);
+  if (!shared_) return;
+  // Not before: what was received lies there, and its owner may be reading it.
+  for (; !slots_.empty(); slots_.ReleaseUpTo(slots_.first())) {
+    const auto slot = static_cast<uint32_t>(slots_.at(slots_.first()));
+    shared_->Post({&slot, 1});
+  }
+  fabric_.ReleaseShared(std::move(shared_), !connected_ || last_receive_seen_);
 }
 
 // Returns when the NIC touches nothing of it any more.
@@ -127,12 +134,6 @@ void VerbsQueuePair::Destroy() {
   fabric_.TakeAll();
   ibv_destroy_qp(std::exchange(queue_pair_, nullptr));
   fabric_.DropCompletions(number_, shared_.get());
-  if (!shared_) return;
-  for (; !slots_.empty(); slots_.ReleaseUpTo(slots_.first())) {
-    const auto slot = static_cast<uint32_t>(slots_.at(slots_.first()));
-    shared_->Post({&slot, 1});
-  }
-  fabric_.ReleaseShared(std::move(shared_), !connected_ || last_receive_seen_);
 }
 
 Endpoint VerbsQueuePair::local_endpoint() const {
@@ -428,7 +429,7 @@ void VerbsQueuePair::PostBeacons() {
 // Of shared receives the event comes before the completions have been looked at.
 bool VerbsQueuePair::ReceivesDrained() {
   if (receives_drained_ || !shared_) return receives_drained_;
-  if (last_receive_seen_) return receives_drained_ = fabric_.emptied_;
+  if (last_receive_seen_) return receives_drained_ = fabric_.Emptied();
   last_receive_seen_ = last_receive_.count() > 0;
   return false;
 }

@@ -60,6 +60,8 @@ class VerbsFabric final : public Fabric {
   bool Collect();
   void Handle(const ibv_wc& completion, uint64_t now_ns);
   void TakeAll();
+  // Whether all completions there were have been handed on.
+  bool Emptied() const { return emptied_ && batch_next_ == batch_count_; }
   void DropCompletions(uint32_t number, SharedQueue* shared);
   void Forget(VerbsQueuePair* queue_pair);
   Result<> MakeShared();

@@ -472,6 +472,43 @@ TEST_F(SharedTest, QueuePairsDestroyedAtOnceNeverLeaveTheOthersWithout) {
   EXPECT_EQ(fabric_->use().completions_reserved, kSlots) << "of the old queues nothing is left";
 }
 
+// What a dying queue pair has told of is read after it died.
+TEST_F(SharedTest, WhatADeadQueuePairReceivedStaysUntilItsOwnerLetsGo) {
+  auto dying = Join(4);
+  auto other = Join();
+  for (size_t i = 0; i < 4; ++i) {
+    dying->memory[i] = std::byte{77};
+    const auto request = Send(i, {{&dying->memory[i], 1, 0}});
+    ASSERT_EQ(dying->from->PostSend({&request, 1}), 1u);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // They are in the queue by then.
+  dying->to->Shutdown();
+  fabric_->Poll({}, clock_.NowNs());  // Its time to drain begins.
+  std::array<Completion, 32> told;
+  size_t count = 0;
+  ASSERT_TRUE(Eventually([&] {
+    device_->TakeEvents();
+    const uint64_t later_ns = clock_.NowNs() + 10 * kNsPerSecond;  // And is over.
+    count += fabric_->Poll(std::span(told).subspan(count), later_ns);
+    return std::ranges::count(std::span(told).first(count), CompletionKind::kReceived,
+                              &Completion::kind) >= 4 &&
+           std::ranges::any_of(std::span(told).first(count), [](const Completion& each) {
+             return each.kind == CompletionKind::kDisconnected;
+           });
+  }));
+  for (int round = 0; round < 8; ++round) {  // Twice through all slots.
+    ASSERT_TRUE(Use(*other, 8));
+    ASSERT_TRUE(other->to->PostReceive(kNames).has_value());
+  }
+  int received = 0;
+  for (const Completion& each : std::span(told).first(count)) {
+    if (each.kind != CompletionKind::kReceived || each.status != Status::kOk) continue;
+    EXPECT_EQ(*each.data, std::byte{77});
+    ++received;
+  }
+  EXPECT_EQ(received, 4);
+}
+
 TEST_F(SharedTest, APeerThatTakesMoreThanItsShareIsLeft) {
   auto both = Join(2);
   auto other = Join();
