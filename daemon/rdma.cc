@@ -55,6 +55,10 @@ class RdmaDevice final : public control::FabricDevice {
   int events_fd() const override { return device_->events_fd(); }
   std::string OnEvents() override { return device_->TakeEvents(); }
   bool Present() const override { return device_->Present(); }
+  std::optional<uint64_t> PauseFrames() const override {
+    const auto counters = ReadPauseCounters();
+    return counters ? control::ReceivedPauseFrames(*counters) : std::nullopt;
+  }
 
   control::FabricDeviceInfo Info() const override {
     control::FabricDeviceInfo info{device_->name(), device_->notes(), device_->PortCounters()};
@@ -72,13 +76,22 @@ class RdmaDevice final : public control::FabricDevice {
   }
 
  private:
+  using NamedCounters = std::vector<control::InterfaceStatistics::Named>;
+
+  std::string Interface() const {
+    return control::InterfaceBelow("/sys/class/infiniband", device_->name(),
+                                   device_->settings().port);
+  }
   // Below the device, which does not count them itself.
+  Result<NamedCounters> ReadPauseCounters() const {
+    const std::string interface = Interface();
+    if (interface.empty()) return NamedCounters{};
+    return control::PauseCounters(*control::EthtoolStatistics(interface));
+  }
   void AddPauseCounters(control::FabricDeviceInfo& info) const {
-    const std::string interface = control::InterfaceBelow("/sys/class/infiniband", info.name,
-                                                          device_->settings().port);
+    const std::string interface = Interface();
     if (interface.empty()) return;
-    const auto statistics = control::EthtoolStatistics(interface);
-    auto pauses = control::PauseCounters(*statistics);
+    auto pauses = ReadPauseCounters();
     if (!pauses) {
       info.notes.push_back("pause frames cannot be told: " + pauses.error().message);
     } else if (pauses->empty()) {

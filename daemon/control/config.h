@@ -71,6 +71,8 @@ struct RdmaConfig {
   bool relaxed_ordering = false;
   uint32_t shared_receives = 0;  // Of each I/O thread; 0: each queue pair has its own.
   uint32_t shared_reserve = 8;
+  uint32_t pause_storm_per_s = 1'000;  // 0: whatever comes is no storm.
+  bool leave_on_pause_storm = false;
 };
 
 struct PoolConfig {

@@ -191,6 +191,10 @@ std::vector<Key<Config>> MakeConfigKeys() {
       "Receives of engine.receive_bytes that all RDMA peers of an I/O thread share: less memory where peers are many. 0: each peer has engine.receive_depth of its own."),
     In<rdma, &R::shared_reserve>("rdma.shared_reserve", kRestart, SharedReceives::kSmallestReserve, 4'096,
       "How many of the shared receives are each peer's for as long as it is there. A busy peer borrows more, up to engine.receive_depth."),
+    In<rdma, &R::pause_storm_per_s>("rdma.pause_storm_per_s", kLive, 0, 100'000'000,
+      "Pause frames a second that the port may receive; more for three seconds are a storm, which is logged and counted. A link of 25 Gbit/s stands still from 750 a second, one of 100 Gbit/s from 3000. 0: never."),
+    In<rdma, &R::leave_on_pause_storm>("rdma.leave_on_pause_storm", kLive, 0, 1,
+      "Leave RDMA for TCP in such a storm; it is tried again every 30 s."),
 
     In<&Config::pool, &PoolConfig::extent_mib>("pool.extent_mib", kRestart, 4, 1'024,
       "Size of the pieces in which a client's pool grows and shrinks. A multiple of 4."),

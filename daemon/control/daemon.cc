@@ -54,6 +54,10 @@ clients::NodeLimits Limits(const Config& config) {
           .attach_rate_per_s = config.clients.attach_rate_per_s};
 }
 
+PauseSettings PauseSettingsOf(const Config& config) {
+  return {config.rdma.pause_storm_per_s, config.rdma.leave_on_pause_storm};
+}
+
 LogSettings LogSettingsOf(const Config& config) {
   return {ParseLogLevel(config.log.level), config.log.format == "json", config.log.rate_per_s};
 }
@@ -120,6 +124,7 @@ Result<> Daemon::Start(const DaemonParts& parts) {
     std::vector<io::Mailbox<io::ToIo>*> mailboxes;
     for (auto& thread : io_) mailboxes.push_back(&thread->mailbox());
     fabrics_ = std::make_unique<Fabrics>(loop_, std::move(mailboxes), parts.open_fabric_device);
+    fabrics_->Configure(PauseSettingsOf(at_start_));
     fabrics_->Start();
   }
   if (auto started = StartOperatorSurface(); !started) return started;
@@ -308,6 +313,7 @@ Result<> Daemon::Apply(const Config& after) {
   clients_->Reconfigure(TenantRules(after), Limits(after));
   peers_->SetResolveTimeout(after.engine.connect_timeout_ms * kNsPerMs);
   for (auto& thread : io_) thread->mailbox().Post(ToIoConfigure(after));
+  if (fabrics_) fabrics_->Configure(PauseSettingsOf(after));
   SetLog(LogSettingsOf(after));
   return {};
 }

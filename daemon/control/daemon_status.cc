@@ -97,7 +97,9 @@ DeviceStatus Daemon::DescribeDevice() const {
           .reason = fabrics_->reason(),
           .notes = std::move(info.notes),
           .counters = std::move(info.counters),
-          .opened = fabrics_->opened()};
+          .opened = fabrics_->opened(),
+          .pause_frames_per_s = fabrics_->pauses().rate(),
+          .pause_storms = fabrics_->pauses().storms()};
 }
 
 std::vector<NamedNumber> Daemon::DescribeNumbers() const {

@@ -64,6 +64,7 @@ void Fabrics::OnOpened(Result<Opened> opened) {
   state_ = State::kUp;
   reason_.clear();
   ++opened_;
+  pauses_.Begin();
   for (size_t i = 0; i < io_.size(); ++i) {
     ++unanswered_;
     io_[i]->Post(io::SetFabric{std::move(opened->fabrics[i]), "replaced"});
@@ -83,6 +84,30 @@ void Fabrics::Watch() {
   if (!device_->Present()) return Leave("the device is being removed");
   retry_ns_ = kFirstRetryNs;
   timer_ = loop_.After(kWatchNs, [this] { Watch(); });
+  if (pauses_.Due(MonotonicClock().NowNs())) WatchPauses();
+}
+
+void Fabrics::Configure(const PauseSettings& settings) {
+  pause_settings_ = settings;
+  pauses_.SetLimit(settings.storm_per_s);
+}
+
+// Left because of a storm, the device is looked at again as rarely as one that is not there.
+void Fabrics::WatchPauses() {
+  const std::optional<uint64_t> frames = device_->PauseFrames();
+  if (!frames) return;
+  const auto change = pauses_.Sample(*frames, MonotonicClock().NowNs());
+  if (change == PauseWatch::Change::kNone) return;
+  const std::string name = device_->Info().name;
+  if (change == PauseWatch::Change::kCalm)
+    return LogInfo("the storm of pause frames is over", {{"device", name}});
+  LogWarning(
+      "pause frames storm: a host or switch on this network holds up the others; look for "
+      "a port that sends them without end",
+      {{"device", name}, {"frames_per_s", pauses_.rate()}, {"leave", pause_settings_.leave}});
+  if (!pause_settings_.leave) return;
+  Leave("pause frames storm (" + std::to_string(pauses_.rate()) + " a second)");
+  retry_ns_ = kLastRetryNs;
 }
 
 void Fabrics::Leave(const std::string& reason) {

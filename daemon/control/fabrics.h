@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "daemon/control/event_loop.h"
+#include "daemon/control/pause_watch.h"
 #include "daemon/io/mailbox.h"
 #include "daemon/io/messages.h"
 #include "daemon/memory/memory_worker.h"
@@ -36,6 +38,14 @@ class FabricDevice {
   // False: somebody is removing it, and waits for us to close it.
   virtual bool Present() const = 0;
   virtual FabricDeviceInfo Info() const = 0;
+  // Pause frames that its port received; nothing where the driver counts none.
+  virtual std::optional<uint64_t> PauseFrames() const { return std::nullopt; }
+};
+
+// When pause frames are a storm, and whether RDMA is then left.
+struct PauseSettings {
+  uint64_t storm_per_s = 0;  // 0: never.
+  bool leave = false;
 };
 
 // Opens the device that the configuration names, or the best there is, and registers all memory
@@ -53,6 +63,7 @@ class Fabrics {
   ~Fabrics();
 
   void Start();
+  void Configure(const PauseSettings& settings);
   void OnFabricSet();  // An I/O thread has answered SetFabric.
 
   enum class State { kClosed, kOpening, kUp, kLeaving, kClosing };
@@ -60,6 +71,7 @@ class Fabrics {
   const std::string& reason() const { return reason_; }  // Why there is none; empty while up.
   FabricDeviceInfo Info() const { return device_ ? device_->Info() : FabricDeviceInfo{}; }
   uint64_t opened() const { return opened_; }
+  const PauseWatch& pauses() const { return pauses_; }
 
  private:
   struct Opened {
@@ -70,6 +82,7 @@ class Fabrics {
   void StartOpening();
   void OnOpened(Result<Opened> opened);
   void Watch();
+  void WatchPauses();
   void Leave(const std::string& reason);
   void Close();
   void RetryLater();
@@ -87,6 +100,8 @@ class Fabrics {
   size_t unanswered_ = 0;  // SetFabric messages.
   uint64_t retry_ns_ = kFirstRetryNs;
   uint64_t opened_ = 0;
+  PauseSettings pause_settings_;
+  PauseWatch pauses_;
   EventLoop::TimerId timer_ = 0;
   std::shared_ptr<void> alive_;  // Expires first: what was posted to the loop looks.
   memory::MemoryWorker worker_;  // Ends first.

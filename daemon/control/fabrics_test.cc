@@ -17,6 +17,7 @@ struct World {
   std::atomic<bool> refuse{false}, present{true};
   int events = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   std::string event;
+  std::atomic<uint64_t> pause_frames{0}, pauses_at_each_look{0};
 };
 
 struct FakeFabric final : transport::Fabric {
@@ -50,6 +51,10 @@ struct FakeDevice final : FabricDevice {
   }
   bool Present() const override { return world.present; }
   FabricDeviceInfo Info() const override { return {.name = "fake0"}; }
+  std::optional<uint64_t> PauseFrames() const override {
+    const uint64_t step = world.pauses_at_each_look;
+    return world.pause_frames += step;
+  }
   World& world;
 };
 
@@ -139,6 +144,59 @@ TEST_F(FabricsTest, AnEventThatEndsItsUseTakesItAway) {
   AnswerAll();
   ASSERT_TRUE(Until([&] { return fabrics_->opened() == 2; }));
   AnswerAll();
+}
+
+TEST_F(FabricsTest, AStormOfPauseFramesIsCounted) {
+  fabrics_->Configure({.storm_per_s = 1'000, .leave = false});
+  BringUp();
+  world_.pauses_at_each_look = 1'000'000;
+  ASSERT_TRUE(Until([&] { return fabrics_->pauses().storms() == 1; }));
+  EXPECT_EQ(fabrics_->state(), Fabrics::State::kUp);
+  EXPECT_GT(fabrics_->pauses().rate(), 1'000u);
+}
+
+TEST_F(FabricsTest, AStormOfPauseFramesIsLeftForAWhileIfToldTo) {
+  fabrics_->Configure({.storm_per_s = 1'000, .leave = true});
+  BringUp();
+  world_.pauses_at_each_look = 1'000'000;
+  ASSERT_TRUE(Until([&] { return fabrics_->state() == Fabrics::State::kLeaving; }));
+  EXPECT_EQ(fabrics_->reason().find("pause frames storm ("), 0u) << fabrics_->reason();
+  AnswerAll();
+  ASSERT_TRUE(Until([&] { return world_.devices == 0; }));
+  const uint64_t soon_ns = clock_.NowNs() + 1500 * kNsPerMs;
+  Until([&] { return clock_.NowNs() > soon_ns; });
+  EXPECT_EQ(fabrics_->opened(), 1u) << "a device that was removed would be looked for by now";
+}
+
+TEST(PauseWatch, TellsAStormFromABurstAndItsEndFromALull) {
+  PauseWatch watch;
+  watch.SetLimit(1'000);
+  uint64_t now_ns = kNsPerSecond, frames = 5'000'000'000;
+  const auto second = [&](uint64_t more) {
+    EXPECT_TRUE(watch.Due(now_ns));
+    const auto change = watch.Sample(frames += more, now_ns);
+    EXPECT_FALSE(watch.Due(now_ns + PauseWatch::kSampleNs - 1));
+    now_ns += kNsPerSecond;
+    return change;
+  };
+  using Change = PauseWatch::Change;
+  EXPECT_EQ(second(0), Change::kNone) << "what came before is no rate";
+  EXPECT_EQ(watch.rate(), 0u);
+  for (int i = 0; i < 5; ++i) {  // Two bad seconds are a burst.
+    EXPECT_EQ(second(2'000), Change::kNone);
+    EXPECT_EQ(second(2'000), Change::kNone);
+    EXPECT_EQ(second(1'000), Change::kNone) << "the limit itself is allowed";
+  }
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(second(1'001), Change::kNone);
+  EXPECT_EQ(second(1'001), Change::kStorm);
+  for (int i = 0; i < 9; ++i) EXPECT_EQ(second(0), Change::kNone);
+  EXPECT_EQ(second(5'000), Change::kNone) << "a lull";
+  for (int i = 0; i < 9; ++i) EXPECT_EQ(second(0), Change::kNone);
+  EXPECT_EQ(second(0), Change::kCalm);
+  EXPECT_EQ(watch.storms(), 1u);
+  frames = 0;  // The driver was loaded anew.
+  EXPECT_EQ(second(100), Change::kNone);
+  EXPECT_EQ(watch.rate(), 0u);
 }
 
 TEST_F(FabricsTest, AnEventThatDoesNotMatterChangesNothing) {

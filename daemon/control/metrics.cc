@@ -248,6 +248,10 @@ void AddFabric(const ThreadStatus& thread, Families& out) {
 void AddDevice(const DeviceStatus& device, Families& out) {
   out.Gauge("rdma_up", "Whether an RDMA device is in use.", {}, device.state == "up" ? 1 : 0);
   out.Counter("rdma_opened_total", "Times an RDMA device was opened.", {}, Number(device.opened));
+  out.Gauge("rdma_pause_frames_per_second", "Pause frames received, in the last second.", {},
+            Number(device.pause_frames_per_s));
+  out.Counter("rdma_pause_storms_total", "Storms of pause frames (rdma.pause_storm_per_s).", {},
+              Number(device.pause_storms));
   for (const auto& [name, value] : device.counters) {
     // A gauge, since they start anew with the device and some are sizes.
     out.Gauge("rdma_device_figure",

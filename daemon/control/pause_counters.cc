@@ -91,6 +91,21 @@ Result<std::vector<InterfaceStatistics::Named>> PauseCounters(InterfaceStatistic
   return all;
 }
 
+// What else has such a name is no number of frames: microseconds, and changes from one to the
+// other.
+std::optional<uint64_t> ReceivedPauseFrames(
+    const std::vector<InterfaceStatistics::Named>& counters) {
+  std::optional<uint64_t> of_priorities, others;
+  for (const auto& [name, value] : counters) {
+    if (!name.starts_with("rx") || name.find("duration") != std::string::npos ||
+        name.find("transition") != std::string::npos)
+      continue;
+    auto& sum = name.find("pri") != std::string::npos ? of_priorities : others;
+    sum = sum.value_or(0) + value;
+  }
+  return of_priorities ? of_priorities : others;
+}
+
 // Reading an entry that is not in use fails.
 std::string InterfaceBelow(const std::string& devices, const std::string& device, int port) {
   const std::filesystem::path folder = std::filesystem::path(devices) / device / "ports" /

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,6 +32,11 @@ bool IsPauseCounter(std::string_view name);
 // The pause frames, of the link and of its priorities (PFC), that such an interface has seen;
 // empty: its driver counts none.
 Result<std::vector<InterfaceStatistics::Named>> PauseCounters(InterfaceStatistics& statistics);
+
+// How many of them came in altogether: those of the priorities where they are counted one by one,
+// else all. Nothing: none are counted.
+std::optional<uint64_t> ReceivedPauseFrames(
+    const std::vector<InterfaceStatistics::Named>& counters);
 
 // The network interface below a port of an RDMA device; empty: it has none. `devices` is
 // /sys/class/infiniband.

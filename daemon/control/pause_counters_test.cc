@@ -70,5 +70,17 @@ TEST(PauseCounters, AreOfTheInterfaceThatAPortOfTheDeviceNames) {
   std::filesystem::remove_all(root);
 }
 
+TEST(PauseCounters, ThoseReceivedAreCountedOnce) {
+  EXPECT_EQ(ReceivedPauseFrames({}), std::nullopt);
+  EXPECT_EQ(ReceivedPauseFrames({{"tx_pause", 9}}), std::nullopt);
+  EXPECT_EQ(ReceivedPauseFrames({{"rx_pause_ctrl_phy", 7}, {"tx_pause_ctrl_phy", 9}}), 7u);
+  EXPECT_EQ(ReceivedPauseFrames({{"rx_pause_ctrl_phy", 7},
+                                 {"rx_prio0_pause", 3},
+                                 {"rx_prio3_pause", 4},
+                                 {"rx_prio3_pause_duration", 1'000},
+                                 {"rx_prio3_pause_transition", 2}}),
+            7u);
+}
+
 }  // namespace
 }  // namespace sluice::control

@@ -64,7 +64,9 @@ struct DeviceStatus {
   std::string reason = {};  // Why there is none.
   std::vector<std::string> notes = {};
   std::vector<std::pair<std::string, uint64_t>> counters = {};
-  uint64_t opened = 0;  // Times it was opened.
+  uint64_t opened = 0;              // Times it was opened.
+  uint64_t pause_frames_per_s = 0;  // Received, in the last second.
+  uint64_t pause_storms = 0;
 };
 
 // A figure of any part of the control thread. The set of labels must be bounded.

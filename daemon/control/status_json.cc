@@ -326,9 +326,14 @@ Json DevicesJson(const NodeStatus& status) {
   }
   Json counters = Json::object();
   for (const auto& [name, value] : status.device.counters) counters[name] = value;
-  return {{"state", status.device.state},   {"device", status.device.name},
-          {"reason", status.device.reason}, {"notes", status.device.notes},
-          {"opened", status.device.opened}, {"io_threads", std::move(threads)},
+  return {{"state", status.device.state},
+          {"device", status.device.name},
+          {"reason", status.device.reason},
+          {"notes", status.device.notes},
+          {"opened", status.device.opened},
+          {"io_threads", std::move(threads)},
+          {"pause_frames_per_s", status.device.pause_frames_per_s},
+          {"pause_storms", status.device.pause_storms},
           {"counters", std::move(counters)}};
 }
 

@@ -202,7 +202,9 @@ int ShowDevices(Session& session) {
   Print(Sheet(answer.result, {{"state", "state"},
                               {"device", "device"},
                               {"reason", "none because"},
-                              {"opened", "times opened"}}));
+                              {"opened", "times opened"},
+                              {"pause_frames_per_s", "pause frames a second"},
+                              {"pause_storms", "storms of them"}}));
   const Json notes = answer.result.value("notes", Json::array());
   for (const Json& note : notes)
     Print("  " + Printable(note.is_string() ? note.get<std::string>() : "") + "\n");
