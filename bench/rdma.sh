@@ -31,14 +31,31 @@ rdma_perftest() {
 
 rdma_daemon_ticks() { cat "/proc/${DAEMON_PID[left]}/stat" "/proc/${DAEMON_PID[right]}/stat" | awk '{ sum += $14 + $15 } END { print sum }'; }
 
-# rdma_sluice WORKLOAD SYSTEM SECONDS: one row, from an application over both daemons to an application and back.
+rdma_request() {
+  "$RDMA_PROGRAM" request --socket "${DAEMON_SOCKET[left]}" --address "$RDMA_ADDRESS:4501:$RDMA_SERVICE" --warm-up 1 "$@"
+}
+
+# rdma_sluice ROW SYSTEM ARGUMENT...: one row, from an application over both daemons to an application and back.
 rdma_sluice() {
-  local workload=$1 system=$2 seconds=$3 ticks row
+  local name=$1 system=$2 ticks row
+  shift 2
   ticks=$(rdma_daemon_ticks)
-  row=$("$RDMA_PROGRAM" request --socket "${DAEMON_SOCKET[left]}" --address "$RDMA_ADDRESS:4501:$RDMA_SERVICE" \
-    --workload "$workload" --seconds "$seconds" --warm-up 1) || return
-  printf '{"workload": "%s", "system": "%s", "request": %s, "daemon_cpu_ticks": %d}\n' "$workload" "$system" "$row" \
+  row=$(rdma_request "$@") || return
+  printf '{"workload": "%s", "system": "%s", "request": %s, "daemon_cpu_ticks": %d}\n' "$name" "$system" "$row" \
     $(($(rdma_daemon_ticks) - ticks))
+}
+
+# rdma_beside ROW SYSTEM SECONDS FRAGMENT_BYTES: small messages while a stream of large ones goes on.
+rdma_beside() {
+  local name=$1 system=$2 seconds=$3 stream
+  "$SLUICE_BIN/daemon/ctl/sluicectl" --socket "${DAEMON_ADMIN[left]}" set engine.fragment_bytes "$4" >/dev/null
+  rdma_request --workload stream_1MB --seconds 120 >/dev/null &
+  stream=$!
+  sleep 1
+  rdma_sluice "$name" "$system" --workload echo_32B --seconds "$seconds" || return
+  kill -0 $stream || die "the stream beside $name ended too early"
+  kill -KILL $stream
+  wait $stream 2>/dev/null || true
 }
 
 # rdma_daemons rdma.mode: two of them on one address and device, and a server.
@@ -57,7 +74,7 @@ rdma_daemons() {
 
 # rdma_in_vm ROWS SECONDS ROUNDS
 rdma_in_vm() {
-  local rows=$1 seconds=$2 rounds=$3 round mode workload system=''
+  local rows=$1 seconds=$2 rounds=$3 round mode workload sockets system=''
   ip netns attach left $$ && ip netns attach right $$
   for ((round = 1; round <= rounds; ++round)); do
     say "Round $round of $rounds"
@@ -71,9 +88,18 @@ rdma_in_vm() {
       [[ $mode == auto ]] || system=sluice_tcp
       rdma_daemons "$mode"
       for workload in echo_32B stream_4KB stream_64KB stream_1MB; do
-        rdma_sluice "$workload" "$system" "$seconds" >>"$rows" || die "$workload over $system failed"
+        rdma_sluice "$workload" "$system" --workload "$workload" --seconds "$seconds" >>"$rows" || die "$workload over $system failed"
         [[ $mode == off || $workload != echo_32B ]] || need_rdma left
       done
+      if [[ $mode == auto ]]; then
+        for sockets in 1 64 1024; do
+          rdma_sluice "rate_32B_$sockets" "$system" --workload rate_32B --sockets "$sockets" --seconds "$seconds" >>"$rows" ||
+            die "the message rate with $sockets sockets failed"
+        done
+        rdma_beside echo_beside_1MB "$system" "$seconds" 65536 >>"$rows" || die "small beside large messages failed"
+        rdma_beside echo_beside_1MB_whole "$system" "$seconds" 67108864 >>"$rows" || die "small beside large messages failed"
+        need_rdma left
+      fi
       "$RDMA_PROGRAM" shm messages --socket "${DAEMON_SOCKET[left]}" --bytes 8 --seconds 0.3 >>"$rows" ||
         die "measuring the ring's round trip failed"
       kill -TERM $RDMA_SERVER && wait $RDMA_SERVER
@@ -88,7 +114,7 @@ bench_run() {
   [[ $quick == no ]] || seconds=1 rounds=1
   new_folder
   folder=$REPLY
-  in_vm "$folder" 900 bash -euo pipefail -c "source scripts/lib.sh; source bench/rdma.sh; \
+  in_vm "$folder" 1500 bash -euo pipefail -c "source scripts/lib.sh; source bench/rdma.sh; \
     rdma_in_vm '$folder/rows' $seconds $rounds; \
     python3 -B bench/rdma_table.py --rows '$folder/rows' --json '$folder/json'" || die "the benchmark failed in the VM"
   [[ -z $json ]] || cp "$folder/json" "$json"

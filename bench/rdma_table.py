@@ -9,13 +9,15 @@ import subprocess
 import table
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-FIGURES = ("p50_us", "mean_us", "mb_per_s", "cpu_s_per_gb")
+FIGURES = ("p50_us", "p99_us", "mean_us", "mb_per_s", "cpu_s_per_gb", "messages_per_s")
 NOTES = """
   echo_32B is one way: perftest's own figure (ib_send_lat -s 32), half of Sluice's round trip between two applications
   over both daemons. perftest polls busily on both sides, perftest_events sleeps (-e), as Sluice's daemons and
   applications do here. The streams: ib_write_bw beside messages of that size, each answered with 32 bytes, 64 of 4 KB,
-  32 of 64 KB or 8 of 1 MB outstanding. sluice_tcp is Sluice with rdma.mode = "off". CPU: of the daemons and the sending
-  application. ring is an application's round trip to its own daemon."""
+  32 of 64 KB or 8 of 1 MB outstanding. sluice_tcp is Sluice with rdma.mode = "off". rate_32B: messages of 32 bytes,
+  requests and replies counted, 1,024 requests outstanding on 1, 64 or 1,024 sockets, all over one queue pair.
+  echo_beside_1MB is echo_32B while another application streams 1 MB over the same queue pair, in fragments of 64 KB
+  and whole. CPU: of the daemons and the sending application. ring is an application's round trip to its own daemon."""
 STREAMS = ("stream_4KB", "stream_64KB", "stream_1MB")
 NO_ENGINES = "no program measures engine to engine without applications"
 
@@ -28,8 +30,10 @@ def figures(run):
         return run
     request = run["request"]
     row = {"workload": run["workload"], "system": run["system"]}
-    if run["workload"] == "echo_32B":
-        row |= {"p50_us": request["p50_us"] / 2, "mean_us": request["mean_us"] / 2}
+    if run["workload"].startswith("echo"):
+        row |= {figure: request[figure] / 2 for figure in ("p50_us", "p99_us", "mean_us")}
+    elif run["workload"].startswith("rate"):
+        row |= {"messages_per_s": 2 * request["operations_per_s"]}
     else:
         gb_of_all = request["gb_per_s"] * request["seconds"] / request["operations"] * request["all_operations"]
         cpu_s = request["client_cpu_s"] + run["daemon_cpu_ticks"] / TICKS_PER_SECOND
@@ -62,8 +66,9 @@ def main():
 
     table.print_machine(about, f"perftest {about['perftest']}. Medians of {rows[0]['rounds']} rounds.")
     table.print_rows(
-        ("workload", "system", "p50 us", "mean us", "MB/s", "lowest", "highest", "CPU s/GB"),
-        [(row["workload"], row["system"], table.text(row.get("p50_us")), table.text(row.get("mean_us")),
+        ("workload", "system", "p50 us", "p99 us", "mean us", "messages/s", "MB/s", "lowest", "highest", "CPU s/GB"),
+        [(row["workload"], row["system"], table.text(row.get("p50_us")), table.text(row.get("p99_us")),
+          table.text(row.get("mean_us")), table.text(row.get("messages_per_s"), 0),
           *table.spread(row, "mb_per_s", digits=1), table.text(row.get("cpu_s_per_gb"), 2)) for row in rows])
     print(NOTES)
     table.print_goals(reached)

@@ -125,6 +125,11 @@ std::vector<Command> AddNetCommands(CLI::App& app) {
       ->check(CLI::IsMember(Names(kWorkloads, &Workload::name)));
   request->add_option("--outstanding", settings->outstanding,
                       "Requests at a time; 0: the workload's");
+  request
+      ->add_option("--sockets", settings->endpoint.sockets,
+                   "Sluice: sockets that the requests take in turn")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 65536));
   request->add_option("--seconds", settings->run.seconds, "Measured time")->capture_default_str();
   request->add_option("--warm-up", settings->run.warm_up_seconds, "Seconds before it")
       ->capture_default_str();

@@ -63,9 +63,14 @@ bool TakeReply(const SluiceApp& app, const sluice_event& event, uint64_t now_ns,
 
 bool Request(const Endpoint& endpoint, const RunOptions& options, Requests& requests) {
   SluiceApp app(endpoint.spin);
-  sluice_socket socket = 0;
-  if (!app.Attach(endpoint.socket_path) || !app.Connect(endpoint.address, socket)) {
+  if (!app.Attach(endpoint.socket_path)) {
     return false;
+  }
+  std::vector<sluice_socket> sockets(endpoint.sockets);
+  for (sluice_socket& socket : sockets) {
+    if (!app.Connect(endpoint.address, socket)) {
+      return false;
+    }
   }
   requests = Requests(options);
   Events events;
@@ -74,7 +79,7 @@ bool Request(const Endpoint& endpoint, const RunOptions& options, Requests& requ
     bool blocked = false;
     MessageHeader header;
     while (!blocked && requests.Begin(now_ns, header)) {
-      const int result = Send(app, socket, header);
+      const int result = Send(app, sockets[header.slot % sockets.size()], header);
       if (result != 0 && result != -EAGAIN) {
         return FailSluice("sending");
       }

@@ -27,9 +27,10 @@ struct Workload {
   uint32_t outstanding;
 };
 
-inline constexpr std::array<Workload, 5> kWorkloads = {{
+inline constexpr std::array<Workload, 6> kWorkloads = {{
     {"echo_32B", 32, 32, 1},
     {"fetch_64B_20KB", 64, 20 * 1024, 16},
+    {"rate_32B", 32, 32, 1024},
     {"stream_4KB", 4 * 1024, 32, 64},
     {"stream_64KB", 64 * 1024, 32, 32},
     {"stream_1MB", 1024 * 1024, 32, 8},
@@ -104,6 +105,7 @@ struct Endpoint {
   std::string address;      // "host:port"; over Sluice "host:service".
   std::string socket_path;  // Sluice: the daemon's control socket; empty: the library's default.
   bool spin = false;        // Poll without ever sleeping.
+  uint32_t sockets = 1;     // Sluice: that the requests take in turn.
 };
 
 // One that carries the messages. Both return false after saying on stderr what went wrong; a server
