@@ -91,6 +91,8 @@ rdma_in_vm() {
         rdma_sluice "$workload" "$system" --workload "$workload" --seconds "$seconds" >>"$rows" || die "$workload over $system failed"
         [[ $mode == off || $workload != echo_32B ]] || need_rdma left
       done
+      "$RDMA_PROGRAM" shm messages --socket "${DAEMON_SOCKET[left]}" --bytes 8 --seconds 0.3 >>"$rows" ||
+        die "measuring the ring's round trip failed"
       if [[ $mode == auto ]]; then
         for sockets in 1 64 1024; do
           rdma_sluice "rate_32B_$sockets" "$system" --workload rate_32B --sockets "$sockets" --seconds "$seconds" >>"$rows" ||
@@ -100,8 +102,6 @@ rdma_in_vm() {
         rdma_beside echo_beside_1MB_whole "$system" "$seconds" 67108864 >>"$rows" || die "small beside large messages failed"
         need_rdma left
       fi
-      "$RDMA_PROGRAM" shm messages --socket "${DAEMON_SOCKET[left]}" --bytes 8 --seconds 0.3 >>"$rows" ||
-        die "measuring the ring's round trip failed"
       kill -TERM $RDMA_SERVER && wait $RDMA_SERVER
       stop_daemon left
       stop_daemon right
