@@ -476,12 +476,13 @@ TEST_F(SharedTest, QueuePairsDestroyedAtOnceNeverLeaveTheOthersWithout) {
 TEST_F(SharedTest, WhatADeadQueuePairReceivedStaysUntilItsOwnerLetsGo) {
   auto dying = Join(4);
   auto other = Join();
+  const uint64_t before = Counter(*device_, "rdma_recvs");
   for (size_t i = 0; i < 4; ++i) {
     dying->memory[i] = std::byte{77};
     const auto request = Send(i, {{&dying->memory[i], 1, 0}});
     ASSERT_EQ(dying->from->PostSend({&request, 1}), 1u);
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // They are in the queue by then.
+  ASSERT_TRUE(Eventually([&] { return Counter(*device_, "rdma_recvs") == before + 4; }));
   dying->to->Shutdown();
   fabric_->Poll({}, clock_.NowNs());  // Its time to drain begins.
   std::array<Completion, 32> told;
