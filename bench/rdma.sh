@@ -49,7 +49,9 @@ rdma_sluice() {
 rdma_beside() {
   local name=$1 system=$2 seconds=$3 stream
   "$SLUICE_BIN/daemon/ctl/sluicectl" --socket "${DAEMON_ADMIN[left]}" set engine.fragment_bytes "$4" >/dev/null
-  rdma_request --workload stream_1MB --seconds 120 >/dev/null &
+  # Not by way of a function: what is killed must be the program, not a shell around it.
+  "$RDMA_PROGRAM" request --socket "${DAEMON_SOCKET[left]}" --address "$RDMA_ADDRESS:4501:$RDMA_SERVICE" \
+    --workload stream_1MB --seconds 120 >/dev/null &
   stream=$!
   sleep 1
   rdma_sluice "$name" "$system" --workload echo_32B --seconds "$seconds" || return
